@@ -1,0 +1,220 @@
+"""The three contracts of this folder: a driver, device allocators over it, and KV policies over those.
+
+A driver does what the hardware's runtime does. A device allocator places bytes over a driver, or inside one region
+of it. A KV policy gives sequences room for tokens. Whoever writes a new one writes one file, registers it
+(:mod:`hbmtwin.allocators.registry`), and is then held to the contract tests with all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Protocol
+
+from hbmtwin.allocators.records import (
+    AllocatorUsage,
+    Granted,
+    KVBlock,
+    KVSequence,
+    KVUsage,
+    Refused,
+    Release,
+    Segment,
+    Tag,
+    Work,
+)
+
+Observer = Callable[[str, int, int, int, str, Tag | None, int], None]
+"""Called as ``observer(op, id, size, stream, arg, tag, owner)`` for each operation that a caller asks of a device
+allocator, before it is carried out; ``op`` is a word of the operation trace (``malloc``, ``free``, ...)."""
+
+
+class Driver(Protocol):
+    """What the device's runtime does: gives out address ranges and physical pages, and refuses when full."""
+
+    capacity_bytes: int
+    tenants_bytes: int
+    num_alloc: int
+    num_free: int
+
+    def alloc(self, size: int) -> int | None:
+        """Return the address of *size* new bytes, or None when they do not fit."""
+        ...
+
+    def free(self, addr: int) -> None:
+        """Give a range of :meth:`alloc` back. Raise KeyError if *addr* is none."""
+        ...
+
+    def reserve(self, size: int) -> int:
+        """Return the address of a new virtual range without memory."""
+        ...
+
+    def release_range(self, addr: int) -> None:
+        """Give a virtual range back. Raise ValueError while pages are mapped in it."""
+        ...
+
+    def create(self, size: int) -> int | None:
+        """Return a handle of new physical memory, or None when it does not fit."""
+        ...
+
+    def destroy(self, page: int) -> None:
+        """Give physical memory back. Raise ValueError while it is mapped."""
+        ...
+
+    def map(self, addr: int, page: int) -> None:
+        """Put physical memory behind *addr*, inside a reserved range."""
+        ...
+
+    def unmap(self, addr: int) -> int:
+        """Undo :meth:`map`; return the page's handle."""
+        ...
+
+    def mem_info(self) -> tuple[int, int]:
+        """Return ``(free, total)`` bytes, as ``aclrtGetMemInfo`` and ``cudaMemGetInfo`` do."""
+        ...
+
+    def set_tenants(self, held_bytes: int) -> None:
+        """Say how many bytes other processes hold from now on; more than is free makes free read 0."""
+        ...
+
+    def check(self) -> None:
+        """Assert all invariants."""
+        ...
+
+
+class DeviceAllocator(Protocol):
+    """Places tensors in device memory. Handles are integers that are never reused."""
+
+    name: ClassVar[str]
+    features: ClassVar[frozenset[str]]
+    """What it offers to policies and traces: ``streams``, ``empty_cache``, ``region``, ..."""
+    observer: Observer | None
+
+    def malloc(self, size: int, *, stream: int = 0, tag: Tag, owner: int = -1) -> int:
+        """Return a handle of *size* bytes. Raise OutOfMemory with the allocator's facts when they do not fit."""
+        ...
+
+    def free(self, handle: int) -> None:
+        """Give a handle back. Raise KeyError if it is not live."""
+        ...
+
+    def regrow(self, handles: Sequence[int], size: int) -> list[int]:
+        """Replace tensors by new ones of *size* bytes, one by one: new, copy, free. Return the new handles in order.
+
+        The copied bytes, the smaller of both sizes, go to :meth:`take_work`. On shortage raise OutOfMemory whose
+        ``done`` holds the new handles of those already replaced.
+        """
+        ...
+
+    def address(self, handle: int) -> int:
+        """Address of a live handle."""
+        ...
+
+    def empty_cache(self) -> None:
+        """Give unused cached memory back to the driver, as ``torch.npu.empty_cache`` does."""
+        ...
+
+    def take_work(self) -> Work:
+        """Return the work since the last call, and start a new account."""
+        ...
+
+    def usage(self) -> AllocatorUsage:
+        """The books, kept incrementally. O(number of tags)."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Statistics under torch's flat keys, ``allocated_bytes.all.current`` and so on, sorted."""
+        ...
+
+    def reset_peak_memory_stats(self) -> None:
+        """Set every peak to the current value."""
+        ...
+
+    def walk(self) -> Iterator[Segment]:
+        """Segments in address order, each with its blocks. O(blocks)."""
+        ...
+
+    def check(self) -> None:
+        """Assert all invariants, the books against the walk among them. O(blocks)."""
+        ...
+
+
+class KVPolicy(Protocol):
+    """Gives sequences room for tokens. One step is: ``reserve`` for each sequence in running order, ``grow_layer``
+    for each layer in program order, ``end_step``; a leap adds ``advance``."""
+
+    name: ClassVar[str]
+    requires: ClassVar[frozenset[str]]
+    """Features that its arena must offer."""
+
+    def lookup(self, s: KVSequence) -> int:
+        """Tokens already held for its prefix (cache or parked), at most ``s.num_tokens - 1``; pins nothing."""
+        ...
+
+    def reserve(
+        self,
+        s: KVSequence,
+        new: int,
+        *,
+        hit: int = 0,
+        lookahead: int = 0,
+        admitting: bool = False,
+        others_running: bool = False,
+    ) -> Granted | Refused:
+        """Make room, in the books, for *new* tokens behind those computed (and the *hit* ones, adopted here)."""
+        ...
+
+    def grow_layer(self, layer: int) -> None:
+        """Do what this step's reservations need physically in one layer. Raise OutOfMemory."""
+        ...
+
+    def end_step(self) -> None:
+        """The step's kernels are done: old copies of ``copy_scope = "step"`` die here."""
+        ...
+
+    def abort_step(self) -> None:
+        """The step is not carried out: its new buffers and reservations are given back."""
+        ...
+
+    def horizon(self, decoding: Sequence[KVSequence], limit: int) -> int:
+        """How many *further* decode steps, at most *limit*, are certain to succeed without copy, free or look-up."""
+        ...
+
+    def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
+        """Same state as *k* single decode steps (reserve 1, end_step) of *decoding* in running order."""
+        ...
+
+    def release(self, s: KVSequence, why: Release) -> None:
+        """Take a sequence's memory back, or park it. Raise KeyError if it holds none and *why* is PARK."""
+        ...
+
+    def fork(self, parent: KVSequence, child: KVSequence) -> Granted | Refused:
+        """Let *child* start from *parent*'s tokens."""
+        ...
+
+    def swap_out(self, s: KVSequence) -> Granted | Refused:
+        """Move a sequence's KV to the host."""
+        ...
+
+    def swap_in(self, s: KVSequence) -> Granted | Refused:
+        """Move it back."""
+        ...
+
+    def take_work(self) -> Work:
+        """Bytes swapped, and bytes copied by the policy itself; allocators count the rest."""
+        ...
+
+    def block_ids(self, s: KVSequence) -> tuple[int, ...]:
+        """Ids of its blocks in order; empty for policies without blocks."""
+        ...
+
+    def usage(self) -> KVUsage:
+        """The books, kept incrementally."""
+        ...
+
+    def walk(self) -> Iterator[KVBlock]:
+        """Every block or buffer, in address order. O(blocks)."""
+        ...
+
+    def check(self) -> None:
+        """Assert all invariants, the books against the walk among them. O(blocks)."""
+        ...

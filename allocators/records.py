@@ -1,0 +1,204 @@
+"""The plain records that this folder owns: what is stored, for whom, and what it cost.
+
+Bytes and tokens are ``int``; units stand in the names. Nothing here knows a device, a model or a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+Span = tuple[str | int, int, int]
+"""``(stream, start, length)``: *length* tokens of the endless token stream *stream*, from position *start*."""
+
+
+class Tag(IntEnum):
+    """What an allocation is for; allocators keep their byte counts per tag."""
+
+    WEIGHT = 0
+    ACTIVATION = 1
+    WORKSPACE = 2
+    KV = 3
+
+
+class Work(NamedTuple):
+    """What memory management cost since it was last asked; the engine charges it to the step."""
+
+    driver_calls: int = 0
+    syncs: int = 0
+    mapped_bytes: int = 0
+    copied_bytes: int = 0
+    swapped_bytes: int = 0
+
+    def plus(self, other: Work) -> Work:
+        """Add two accounts, term by term."""
+        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Block(NamedTuple):
+    """One block inside a segment. ``state`` is torch's word."""
+
+    address: int
+    size: int
+    requested: int
+    """Bytes that the caller asked for; 0 when the block is free."""
+    state: str
+    """``active_allocated``, ``active_pending_free``, ``inactive`` or ``unmapped``."""
+    tag: Tag | None
+    owner: int
+    """Id of the sequence that the block was allocated for, -1 when nobody in particular."""
+
+
+class Segment(NamedTuple):
+    """One range that the driver gave, with its blocks in address order; they tile it without gaps."""
+
+    address: int
+    size: int
+    pool: str
+    """``small`` or ``large`` for a caching allocator, ``region`` for an arena that lives in one range."""
+    stream: int
+    blocks: tuple[Block, ...]
+
+
+class KVBlock(NamedTuple):
+    """One piece of KV memory as a policy sees it: a block of its pool, or a buffer of a sequence."""
+
+    address: int
+    """Address of a buffer; for a block pool ``block id * block bytes`` (all layers together)."""
+    size: int
+    token_bytes: int
+    """Bytes of it that hold tokens."""
+    state: str
+    """``running``, ``parked``, ``cached``, ``growth_copy`` or ``free``."""
+    owner: int
+
+
+class AllocatorUsage(NamedTuple):
+    """The books of one device allocator, in bytes: ``reserved >= allocated >= requested``.
+
+    ``allocated`` counts whole blocks and ``requested`` what callers asked for, so that rounding is their
+    difference and external fragmentation is ``reserved - allocated - pool_free - pending``.
+    """
+
+    reserved: int
+    allocated: int
+    requested: int
+    pending: int
+    """Freed by the caller, still waiting for a stream event."""
+    pool_free: int
+    """Largest free run of a region arena (it stands for what the pool could still give); 0 elsewhere."""
+    largest_free: int
+    """Largest free block that is cached here, whatever its pool."""
+    requested_by_tag: tuple[int, ...]
+    """Indexed by :class:`Tag`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """How many bytes the KV of one token takes on one tensor-parallel rank.
+
+    Attention heads are split over ranks; where there are fewer KV heads than ranks, each rank keeps one head
+    (heads are replicated), as vLLM does. MHA has as many KV heads as query heads, GQA fewer, MQA one.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype_bytes: int = 2
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_kv_heads", "head_dim", "dtype_bytes", "tensor_parallel_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        heads, ranks = self.num_kv_heads, self.tensor_parallel_size
+        if heads % ranks and ranks % heads:
+            raise ValueError(f"num_kv_heads {heads} and tensor_parallel_size {ranks} do not divide each other")
+
+    @property
+    def kv_heads_per_rank(self) -> int:
+        """KV heads that one rank stores."""
+        return max(1, self.num_kv_heads // self.tensor_parallel_size)
+
+    @property
+    def tensor_token_bytes(self) -> int:
+        """Bytes of one token in one tensor: K or V of one layer."""
+        return self.kv_heads_per_rank * self.head_dim * self.dtype_bytes
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes of one token in one layer, K and V together."""
+        return 2 * self.tensor_token_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token on this rank, all layers, K and V."""
+        return self.num_layers * self.layer_token_bytes
+
+
+@dataclass(slots=True, eq=False)
+class KVSequence:
+    """One sequence as KV policies see it. **Only the scheduler writes its counts**; policies keep their own books."""
+
+    id: int
+    session: int
+    turn: int
+    num_tokens: int
+    """Prompt and sampled tokens so far."""
+    max_tokens: int
+    """Prompt + the most that the server may generate: all that a policy which reserves can know."""
+    sample: int = 0
+    num_computed_tokens: int = 0
+    """Tokens whose KV is in memory at the last step end."""
+    spans: tuple[Span, ...] = field(default=())
+    """Its tokens as pieces of streams, generated output included."""
+
+
+class Release(Enum):
+    """Why a sequence gives its memory up."""
+
+    FINISH = "finish"
+    PREEMPT = "preempt"
+    PARK = "park"
+    """Its turn ended, the next one will come: contiguous policies keep the buffers under the session."""
+    DROP = "drop"
+    """Rejected, failed, or a parked history that the server gave up."""
+
+
+class Granted(NamedTuple):
+    """Room is there; ``hit`` tokens of it need no computing."""
+
+    hit: int = 0
+
+
+class Refused(NamedTuple):
+    """Normal shortage: live bytes are unchanged, cached memory may have been released, as in the real one."""
+
+    need_bytes: int
+    free_bytes: int
+    reason: str
+
+
+class KVUsage(NamedTuple):
+    """The books of a KV policy, in bytes. ``held`` is what sequences have, parked ones included."""
+
+    token: int
+    """Occupied token slots of running sequences."""
+    parked: int
+    """Occupied token slots of parked histories."""
+    held: int
+    """Buffers or blocks assigned to sequences, running or parked, the old copies of growing buffers not included."""
+    growth_copy: int
+    """Old copies of growing buffers that still live."""
+    cached: int
+    """Blocks that nobody refers to and that keep a key."""
+    pool: int
+    """Blocks of the policy's own pool that are free (vLLM's null block is one of them: it can never be used)."""
+    table: int
+    """Bytes of block tables on the device."""
+
+    @property
+    def unfilled(self) -> int:
+        """Bytes assigned to sequences that hold no token yet."""
+        return self.held - self.token - self.parked

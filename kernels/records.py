@@ -1,0 +1,100 @@
+"""The plain records that this folder owns: shapes of a model, a device and a batch, and the cost model's contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder's sizes, as its Hugging Face ``config.json`` states them."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    dtype_bytes: int = 2
+    tie_word_embeddings: bool = False
+    gated_mlp: bool = True
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One accelerator die as software sees it, and the default coefficients of its cost model."""
+
+    name: str
+    vendor: str
+    """``ascend`` or ``nvidia``."""
+    memory_bytes: int
+    """Total that the runtime reports, below the nominal size."""
+    memory_bandwidth_bytes_per_s: float
+    peak_flops_per_s: float
+    """Dense FP16/BF16."""
+    weight_bandwidth_efficiency: float
+    kv_bandwidth_efficiency: float
+    prefill_flops_efficiency: float
+    attention_launch_ns: int
+    """Per layer and decode step."""
+    layer_overhead_ns: int
+    step_overhead_ns: int
+    allreduce_ns: dict[int, int] = field(default_factory=dict)
+    """Decode-size message, by tensor-parallel size."""
+    link_bandwidth_bytes_per_s: float = 0.0
+    driver_call_ns: int = 0
+    sync_ns: int = 0
+    host_bandwidth_bytes_per_s: float = 0.0
+    context_bytes: int = 0
+    """What the context and the vendor's libraries hold before anything is loaded."""
+    default_block_size: int = 16
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where each figure comes from, by field name, with its range or confidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """What the cost of one step depends on. A leap repeats it: decode reads grow by one token a sequence a step."""
+
+    prefill: tuple[tuple[int, int], ...] = ()
+    """(new tokens, context tokens before them) of each sequence that computes more than its last token."""
+    decode_count: int = 0
+    """Sequences that compute one token."""
+    kv_read_tokens: int = 0
+    """KV tokens that the decode attention reads in the first step, summed over sequences, own token included."""
+    kv_read_growth: int = 0
+    """By how much that rises from one step to the next (usually ``decode_count``)."""
+    longest_context: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed in a step."""
+        return self.decode_count + sum(new for new, _ in self.prefill)
+
+
+class CostModel(Protocol):
+    """Time of a step in integer nanoseconds; a leap is the exact sum of its steps."""
+
+    basis: str
+    """``default, uncalibrated`` or ``calibrated on <device>``: printed beside every time."""
+
+    def step_ns(self, b: BatchShape) -> int:
+        """Time of one step, at least 1."""
+        ...
+
+    def leap_ns(self, b: BatchShape, k: int) -> int:
+        """Exactly the sum of *k* consecutive steps; 0 for k = 0. Only decode batches may have k > 1. O(log k)."""
+        ...
+
+    def steps_covering(self, b: BatchShape, dt_ns: int) -> int:
+        """The smallest k >= 1 with ``leap_ns(b, k) >= dt_ns``."""
+        ...
+
+    def work_ns(self, *, driver_calls: int, syncs: int, copied_bytes: int, swapped_bytes: int) -> int:
+        """Time that memory management adds to a step."""
+        ...

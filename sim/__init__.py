@@ -1,0 +1,1 @@
+"""Scenario, catalog, memory budget, scheduler, engine, results: the twin itself. Knows the three ground folders."""

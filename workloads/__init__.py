@@ -1,0 +1,1 @@
+"""Requests, arrivals, lengths, sessions and traces: what traffic the memory has to bear. Knows nobody."""
