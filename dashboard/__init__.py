@@ -1,1 +1,1 @@
-"""Figures and reports of results: draws, and computes nothing that the command line could not. Knows ``hbmtwin.api``."""
+"""Figures and reports of results: they draw, and compute nothing that the command line could not."""
