@@ -41,17 +41,24 @@ class DeviceSpec:
     kv_bandwidth_efficiency: float
     prefill_flops_efficiency: float
     attention_launch_ns: int
-    """Per layer and decode step."""
+    """Per layer and attention call; a step that both prefills and decodes makes two."""
     layer_overhead_ns: int
     step_overhead_ns: int
+    host_step_ns: int = 0
+    """What the host needs for a decode step, whatever the device does: the step takes the longer of the two."""
+    host_layer_ns: int = 0
+    """The same for a step that prefills, per layer: those are not replayed as one graph."""
     allreduce_ns: dict[int, int] = field(default_factory=dict)
     """Decode-size message, by tensor-parallel size."""
     link_bandwidth_bytes_per_s: float = 0.0
+    """Bus bandwidth of a large all-reduce inside one node."""
     driver_call_ns: int = 0
     sync_ns: int = 0
     host_bandwidth_bytes_per_s: float = 0.0
     context_bytes: int = 0
     """What the context and the vendor's libraries hold before anything is loaded."""
+    multiprocessor_count: int = 0
+    """Where the sampler's kernel keeps a scratch row per multiprocessor; 0 where it has none."""
     default_block_size: int = 16
     sources: dict[str, str] = field(default_factory=dict)
     """Where each figure comes from, by field name, with its range or confidence."""

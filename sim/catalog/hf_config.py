@@ -1,0 +1,147 @@
+"""Read a model's sizes from a Hugging Face ``config.json``.
+
+The file is not trusted: its size is bounded and every number checked. A model whose memory follows other rules
+(mixture of experts, latent attention, state spaces, windows, quantised weights) is refused by name: a wrong size is
+worse than none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hbmtwin.kernels.records import ModelShape
+from hbmtwin.sim.catalog.errors import CatalogError
+
+MAX_CONFIG_BYTES = 1 << 20
+MAX_SIZE = 1 << 24
+"""No size in a config is near this; a larger one is a mistake."""
+MAX_LAYERS = 1 << 12
+
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 2}
+"""vLLM's ``dtype = "auto"`` loads float32 checkpoints as 16 bit, and so do we."""
+
+PLAIN_MLP = frozenset({"gpt_neox", "nemotron", "opt", "phi", "starcoder2"})
+"""Model types whose MLP has two matrices; all others with these field names have gate, up and down."""
+
+NOT_COMPUTED = {
+    "num_experts": "mixture of experts",
+    "num_local_experts": "mixture of experts",
+    "n_routed_experts": "mixture of experts",
+    "moe_intermediate_size": "mixture of experts",
+    "kv_lora_rank": "multi-head latent attention",
+    "quantization_config": "quantised weights",
+    "compression_config": "quantised weights",
+    "ssm_cfg": "state-space layers",
+    "state_size": "state-space layers",
+    "mamba_d_state": "state-space layers",
+    "linear_num_value_heads": "linear attention",
+    "cross_attention_layers": "cross attention",
+}
+"""Fields that, when set, make a model whose memory is not computed yet."""
+
+
+def read_config(path: Path) -> ModelShape:
+    """Read *path*; the model is named after its directory. Raise CatalogError with file, line and cure."""
+    where = f"model {path}"
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as e:
+        raise CatalogError(f"{where}: cannot be read: {e.strerror}") from e
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise CatalogError(f"{where}: larger than 1 MiB, so this is no config.json")
+    try:
+        config = json.loads(raw.decode("utf-8"))
+    except json.JSONDecodeError as e:
+        raise CatalogError(f"{where}, line {e.lineno}: no valid JSON: {e.msg}") from e
+    except (ValueError, RecursionError) as e:
+        raise CatalogError(f"{where}: no valid JSON: {e}") from e
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return shape_of(config, name=name or path.stem, where=where, source=f"{path.name} of {name}")
+
+
+def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShape:
+    """The sizes in *config*, in Hugging Face's words. Raise CatalogError, naming *where* and the field.
+
+    A model with image or audio input is read by its ``text_config``: its other parts are not counted, and the
+    source says so.
+    """
+    if not isinstance(config, Mapping):
+        raise CatalogError(f"{where}: must be a JSON object, not {type(config).__name__}")
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        outer = {key: config[key] for key in (*NOT_COMPUTED, "torch_dtype", "dtype") if config.get(key) is not None}
+        tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
+        return shape_of(
+            {**tied, **outer, **text},
+            name=name,
+            where=f"{where}, text_config",
+            source=f"{source}; text part only, image or audio encoders are not counted",
+        )
+    _refuse_what_is_not_computed(config, where)
+
+    heads = _size(config, "num_attention_heads", where)
+    hidden = _size(config, "hidden_size", where)
+    if config.get("head_dim") is None and hidden % heads:
+        raise CatalogError(f"{where}: head_dim is missing, and hidden_size {hidden} is no multiple of {heads} heads")
+    tied_flag = config.get("tie_word_embeddings")
+    if tied_flag is None:
+        tied_flag = config.get("model_type") in ("gemma", "gemma2")
+    if not isinstance(tied_flag, bool):
+        raise CatalogError(f"{where}: tie_word_embeddings must be true or false, not {tied_flag!r}")
+    return ModelShape(
+        name=name,
+        num_layers=_size(config, "num_hidden_layers", where, limit=MAX_LAYERS),
+        hidden_size=hidden,
+        intermediate_size=_size(config, "intermediate_size", where),
+        num_attention_heads=heads,
+        num_kv_heads=_size(config, "num_key_value_heads", where, default=heads),
+        head_dim=_size(config, "head_dim", where, default=hidden // heads),
+        vocab_size=_size(config, "vocab_size", where),
+        max_position_embeddings=_size(config, "max_position_embeddings", where),
+        dtype_bytes=_dtype_bytes(config, where),
+        tie_word_embeddings=tied_flag,
+        gated_mlp=config.get("model_type") not in PLAIN_MLP,
+        source=source,
+    )
+
+
+def _refuse_what_is_not_computed(config: Mapping[str, Any], where: str) -> None:
+    for key, what in NOT_COMPUTED.items():
+        if config.get(key) is not None:
+            raise CatalogError(
+                f"{where}: {what} ({key}) comes with a later release; dense decoders in 16 bit are computed now"
+            )
+    if config.get("is_encoder_decoder"):
+        raise CatalogError(f"{where}: encoder-decoder models are not computed")
+    layer_types = config.get("layer_types")
+    other = sorted({str(t) for t in layer_types} - {"full_attention"}) if isinstance(layer_types, list) else []
+    if config.get("sliding_window") is not None and config.get("use_sliding_window") is not False and not layer_types:
+        other = ["sliding_window"]
+    if other:
+        raise CatalogError(
+            f"{where}: layers of type {', '.join(other)} come with a later release; to plan as if every layer "
+            "saw the whole context (an upper bound), remove layer_types and set sliding_window to null"
+        )
+
+
+def _size(config: Mapping[str, Any], key: str, where: str, *, default: int | None = None, limit: int = MAX_SIZE) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise CatalogError(f"{where}: {key} is missing")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise CatalogError(f"{where}: {key} must be a whole number from 1 to {limit}, not {str(value)[:40]}")
+    return value
+
+
+def _dtype_bytes(config: Mapping[str, Any], where: str) -> int:
+    dtype = config.get("torch_dtype") or config.get("dtype") or "float32"
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPE_BYTES:
+        raise CatalogError(f"{where}: dtype {name[:40]!r} comes with a later release; known: {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[name]
