@@ -1,0 +1,89 @@
+"""The books of the device: where every byte of it is, each term counted by a different party.
+
+The driver counts what it gave and what it has, allocators count their blocks, the KV policy its buffers, and the
+scheduler its tokens. A row whose terms do not sum to the capacity is an error of the program, and stops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hbmtwin.allocators.contract import DeviceAllocator, Driver, KVPolicy
+from hbmtwin.allocators.records import Tag
+
+
+class Row(NamedTuple):
+    """One row of the timeline's byte columns; the terms sum to the capacity."""
+
+    tenants: int
+    static: int
+    weights: int
+    activations: int
+    kv_tokens: int
+    kv_parked: int
+    kv_unfilled: int
+    growth_copy: int
+    rounding: int
+    external: int
+    pending_events: int
+    kv_cached: int
+    kv_pool_free: int
+    driver_free: int
+
+
+class BooksDoNotClose(AssertionError):
+    """Two parties count the same bytes differently: a bug of a policy, an allocator or the engine."""
+
+
+class Books:
+    """Reads every party and checks that they agree. O(allocators) a row."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        allocators: Sequence[DeviceAllocator],
+        kv: KVPolicy,
+        *,
+        static_bytes: int,
+        token_bytes: int,
+    ) -> None:
+        self.driver = driver
+        self.allocators = tuple(allocators)
+        self.kv = kv
+        self.static_bytes = static_bytes
+        self.token_bytes = token_bytes
+
+    def row(self, running_tokens: int) -> Row:
+        """The row of this moment; *running_tokens* is the scheduler's count. Raise BooksDoNotClose."""
+        usages = [a.usage() for a in self.allocators]
+        by_tag = [sum(u.requested_by_tag[tag] for u in usages) for tag in Tag]
+        kv = self.kv.usage()
+        pool_free = sum(u.pool_free for u in usages)
+        rounding = sum(u.allocated - u.requested for u in usages)
+        external = sum(u.reserved - u.allocated - u.pending - u.pool_free for u in usages)
+        free, total = self.driver.mem_info()
+        kv_tokens = running_tokens * self.token_bytes
+        row = Row(
+            tenants=self.driver.tenants_bytes,
+            static=self.static_bytes,
+            weights=by_tag[Tag.WEIGHT],
+            activations=by_tag[Tag.ACTIVATION] + by_tag[Tag.WORKSPACE],
+            kv_tokens=kv_tokens,
+            kv_parked=kv.parked,
+            kv_unfilled=kv.unfilled,
+            growth_copy=kv.growth_copy,
+            rounding=rounding,
+            external=external,
+            pending_events=sum(u.pending for u in usages),
+            kv_cached=kv.cached,
+            kv_pool_free=kv.pool + pool_free,
+            driver_free=free,
+        )
+        if kv_tokens != kv.token:
+            raise BooksDoNotClose(f"the scheduler counts {kv_tokens} bytes of tokens, the KV policy {kv.token}")
+        if (policy := kv.held + kv.growth_copy + kv.cached + kv.pool) != by_tag[Tag.KV]:
+            raise BooksDoNotClose(f"the KV policy counts {policy} bytes, its arena {by_tag[Tag.KV]}")
+        if sum(row) != total or min(row) < 0:
+            raise BooksDoNotClose(f"the row sums to {sum(row)} bytes of {total}: {row}")
+        return row

@@ -1,0 +1,401 @@
+"""The server in simulated time: one SimPy event a leap, whatever the number of steps and tokens in it.
+
+A leap is a run of steps with the same plan. Its length is the scheduler's ``steady_steps`` and the KV policy's
+``horizon``, cut at the next event that SimPy has in its queue (all of them are arrivals): the smallest number of
+steps that reaches it. Nothing is applied until a leap ends. Step mode takes every step alone and writes the same
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import simpy
+from simpy.events import EventPriority
+
+from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
+from hbmtwin.allocators.oom import OomFacts, OomRecord, OutOfMemory
+from hbmtwin.allocators.records import KVSequence, Refused, Release, Tag, Work
+from hbmtwin.kernels.records import BatchShape, CostModel
+from hbmtwin.sim.books import Books
+from hbmtwin.sim.forward import Forward
+from hbmtwin.sim.recorder import Recorder, RequestTimes
+from hbmtwin.sim.scheduler import Fail, Finished, Plan, Scheduler
+from hbmtwin.workloads.records import Request, Source, Status
+
+LAST = EventPriority(2)
+"""After every arrival of the same instant: one that comes exactly at a step's end is seen by the next step."""
+
+
+class Progress(NamedTuple):
+    """How far a run is."""
+
+    simulated_s: float
+    completed: int
+    total: int | None
+    running: int
+
+
+class EngineError(RuntimeError):
+    """The server can neither go on nor end: a bug of a scheduler or a policy."""
+
+
+class _Last(simpy.Event):
+    """A timeout that is handled after all other events of its instant."""
+
+    def __init__(self, env: simpy.Environment, delay: int) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        env.schedule(self, LAST, delay)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leap:
+    """Equal steps in a row, the first of which begins, without its memory work, at *start_ns*."""
+
+    cost: CostModel
+    batch: BatchShape
+    start_ns: int
+    steps: int
+    changed: bool
+    """Whether the batch differs from that of the step before."""
+
+    def end_of(self, step: int) -> int:
+        return self.start_ns + self.cost.leap_ns(self.batch, step)
+
+    def reaching(self, time_ns: int) -> int:
+        """The first step that ends at *time_ns* or later."""
+        return self.cost.steps_covering(self.batch, max(1, time_ns - self.start_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine itself must know of the scenario."""
+
+    oom: Literal["stop", "reject", "preempt"]
+    between_turns: Literal["keep", "drop", "prefix_cache"] = "drop"
+    keeps_parked: bool = False
+    """Whether the KV policy can park a session's buffers (``keep`` means nothing elsewhere)."""
+    step_mode: bool = False
+
+
+class Engine:
+    """One server: requests in, rows out. :meth:`run` runs it to the end of its traffic or its death."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        source: Source,
+        scheduler: Scheduler,
+        kv: KVPolicy,
+        arena: DeviceAllocator,
+        forward: Forward,
+        cost: CostModel,
+        books: Books,
+        recorder: Recorder,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.scheduler = scheduler
+        self.kv = kv
+        self.arena = arena
+        self.forward = forward
+        self.cost = cost
+        self.books = books
+        self.recorder = recorder
+        self.progress = progress
+        self.env = simpy.Environment(initial_time=0)
+        self.oom: OomRecord | None = None
+        self.completed = 0
+        self.preemptions = 0
+        self.hit_tokens = 0
+        self.parked = 0
+        self.events = 0
+        self._wake = self.env.event()
+        self._live: dict[int, RequestTimes] = {}
+        self._request_of: dict[int, int] = {}
+        self._pending: dict[int, Request] = {}
+        self._parked_sessions: set[int] = set()
+        self._next_tick_ns = 0
+        self._composition: Sequence[object] = ()
+
+    def run(self) -> None:
+        """Simulate until the traffic ends or the server dies. Raise WorkloadError from a source that is bad."""
+        arrivals = iter(self.source.open())
+        self.env.process(self._arrivals(arrivals))
+        self.env.process(self._server())
+        self._row(0)
+        self.env.run()
+        if self.oom is not None:
+            self._close_after_death(arrivals)
+        elif self.scheduler.has_work:
+            raise EngineError("the run ended with requests that the scheduler neither runs nor answers")
+
+    # Arrivals
+
+    def _arrivals(self, requests: Iterable[Request]) -> Generator[simpy.Event, None, None]:
+        for r in requests:
+            if r.arrival_ns > self.env.now:
+                yield self.env.timeout(r.arrival_ns - int(self.env.now))
+            if self.oom is not None:
+                self._pending[r.id] = r
+                return
+            self._submit(r)
+
+    def _later(self, r: Request) -> Generator[simpy.Event, None, None]:
+        yield self.env.timeout(max(0, r.arrival_ns - int(self.env.now)))
+        if self.oom is None:
+            del self._pending[r.id]
+            self._submit(r)
+
+    def _submit(self, r: Request) -> None:
+        self._live[r.id] = RequestTimes(r)
+        self.scheduler.add(r, int(self.env.now))
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    # The server
+
+    def _server(self) -> Generator[simpy.Event, None, None]:
+        env, scheduler = self.env, self.scheduler
+        while self.oom is None:
+            if not scheduler.has_work:
+                self._wake = env.event()
+                yield self._wake
+                yield _Last(env, 0)
+            start = int(env.now)
+            self.recorder.now_ns = start
+            before = self.books.row(scheduler.running_tokens), self._counts()
+            plan = scheduler.schedule(self.kv)
+            self._note_plan(plan, start)
+            if plan.exhausted is not None:
+                self._exhausted(plan, start)
+                continue
+            if not plan.scheduled:
+                if (scheduler.num_running or scheduler.num_waiting) and not plan.preempted:
+                    raise EngineError(f"nothing can be scheduled at {start} ns, and nothing will change that")
+                continue
+            composition = [(s.id, new) for s, new in plan.scheduled]
+            changed = composition != self._composition
+            if changed and self.recorder.last_row_ns < start:
+                self.recorder.row(start, *before, self.kv)
+            self._composition = composition
+            try:
+                self.forward.step(self.kv)
+            except OutOfMemory as error:
+                work_ns = self._work_ns()
+                yield _Last(env, work_ns)
+                self._die(plan, error.facts)
+                continue
+            work_ns = self._work_ns()
+            leap = self._leap(plan, start, work_ns, changed)
+            yield _Last(env, leap.end_of(leap.steps) - start)
+            self._finish_leap(plan, leap, start)
+
+    def _leap(self, plan: Plan, start: int, work_ns: int, changed: bool) -> _Leap:
+        """As many steps of the plan as are certain to be alike and reach no further than the next event."""
+        steady = 0 if self.config.step_mode else self.scheduler.steady_steps(plan)
+        k = 1 + (self.kv.horizon(plan.decoding, steady) if steady else 0)
+        leap = _Leap(self.cost, batch_of(plan), start + work_ns, k, changed)
+        next_event = self.env.peek()
+        if k > 1 and leap.end_of(k) > next_event:
+            leap = replace(leap, steps=min(k, leap.reaching(int(next_event))))
+        return leap
+
+    def _finish_leap(self, plan: Plan, leap: _Leap, start: int) -> None:
+        now, k, done = int(self.env.now), leap.steps, 1
+        self.recorder.now_ns = now
+        first = sum(new for _, new in plan.scheduled)
+        tokens = self.scheduler.running_tokens
+        for step, time_ns in self._rows_within(leap):
+            self.kv.advance(plan.decoding, step - done)
+            done = step
+            self._row(time_ns, tokens + first + (step - 1) * len(plan.decoding))
+        self.kv.advance(plan.decoding, k - done)
+        self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted)
+        for s, new in plan.scheduled:
+            times = self._live[self._request_of[s.id]]
+            if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
+                times.first_token_ns = now  # leaps of more than one step hold no first token
+        finished = self.scheduler.commit(plan, k)
+        for f in finished:
+            self._finish(f, now)
+        if finished or now >= self._next_tick_ns or (leap.changed and k == 1):
+            self._row(now)
+        if self.progress is not None:
+            self.events += 1
+            if self.events % 256 == 0:
+                self.progress(
+                    Progress(now / 1e9, self.completed, self.source.total_requests, self.scheduler.num_running)
+                )
+
+    def _rows_within(self, leap: _Leap) -> Iterator[tuple[int, int]]:
+        """Steps of a leap, but its last, whose end wants a row, with the time of that end."""
+        step = 0
+        if leap.changed and leap.steps > 1:
+            step = 1
+            yield 1, leap.end_of(1)
+        while leap.steps > 1:
+            step = max(step + 1, leap.reaching(self._next_tick_ns))
+            if step >= leap.steps:
+                return
+            yield step, leap.end_of(step)
+
+    def _row(self, time_ns: int, running_tokens: int | None = None) -> None:
+        tokens = self.scheduler.running_tokens if running_tokens is None else running_tokens
+        self.recorder.row(time_ns, self.books.row(tokens), self._counts(), self.kv)
+        interval = self.recorder.interval_ns
+        self._next_tick_ns = (time_ns // interval + 1) * interval
+
+    def _counts(self) -> tuple[int, int, int, int, int]:
+        return (
+            self.scheduler.num_running,
+            self.scheduler.num_waiting,
+            len(self._parked_sessions),
+            self.preemptions,
+            self.hit_tokens,
+        )
+
+    def _work_ns(self) -> int:
+        work = self.kv.take_work()
+        for allocator in self.books.allocators:
+            work = work.plus(allocator.take_work())
+        if work == Work():
+            return 0
+        return self.cost.work_ns(
+            driver_calls=work.driver_calls,
+            syncs=work.syncs,
+            copied_bytes=work.copied_bytes,
+            swapped_bytes=work.swapped_bytes,
+        )
+
+    # What happens to requests
+
+    def _note_plan(self, plan: Plan, now: int) -> None:
+        for a in plan.admitted:
+            self._request_of[a.sequence.id] = a.request.id
+            times = self._live[a.request.id]
+            self._parked_sessions.discard(a.request.session)
+            if times.scheduled_ns < 0:
+                times.scheduled_ns = now
+                times.cached_tokens = a.hit
+                self.hit_tokens += a.hit
+        for s in plan.preempted:
+            self._live[self._request_of[s.id]].preemptions += 1
+            self.preemptions += 1
+        for request, reason in plan.rejected:  # a preempted one loses what it had generated
+            self._end(request, now, 0, Status.REJECTED, reason)
+
+    def _finish(self, f: Finished, now: int) -> None:
+        self.completed += 1
+        following = self._end(f.request, now, f.sequence.num_tokens - f.request.prompt_tokens, Status.COMPLETED, "")
+        park = self.config.between_turns == "keep" and self.config.keeps_parked and (following or f.request.has_next)
+        self.kv.release(f.sequence, Release.PARK if park else Release.FINISH)
+        if park:
+            self._parked_sessions.add(f.request.session)
+        del self._request_of[f.sequence.id]
+
+    def _end(self, r: Request, now: int, output_tokens: int, status: Status, reason: str) -> Request | None:
+        self.recorder.end_request(self._live.pop(r.id), now, output_tokens, status, reason)
+        following = self.source.next_turn(r, now, status)
+        if following is not None:
+            self._pending[following.id] = following
+            self.env.process(self._later(following))
+        return following
+
+    # Out of memory
+
+    def _exhausted(self, plan: Plan, now: int) -> None:
+        assert plan.exhausted is not None
+        s, refused = plan.exhausted
+        if self.config.oom == "stop":
+            self._die(plan, self._refused_facts(s, refused))
+            return
+        for request, failed in self.scheduler.fail(plan, self.kv, s.id, Fail.REJECT):
+            generated = failed.num_tokens - request.prompt_tokens
+            self._end(request, now, generated, Status.REJECTED, "out_of_memory")
+
+    def _refused_facts(self, s: KVSequence, refused: Refused) -> OomFacts:
+        usage, limit = self.arena.usage(), self.arena.usage().reserved
+        return OomFacts(
+            allocator=f"{self.arena.name}: {refused.reason}",
+            asked_bytes=refused.need_bytes,
+            need_bytes=refused.need_bytes,
+            tag=Tag.KV,
+            owner=s.id,
+            stream=0,
+            capacity_bytes=self.books.driver.mem_info()[1],
+            limit_bytes=limit,
+            reserved_bytes=usage.reserved,
+            allocated_bytes=usage.allocated,
+            requested_bytes=usage.requested,
+            largest_free_bytes=refused.free_bytes,
+            cached_free_bytes=refused.free_bytes,
+            driver_free_bytes=0,
+        )
+
+    def _die(self, plan: Plan, facts: OomFacts) -> None:
+        """The process dies: keep the record, the last row and the map of this moment."""
+        now = int(self.env.now)
+        usages = [a.usage() for a in self.books.allocators]
+        arena = self.arena.usage()
+        kv = self.kv.usage()
+        weights = sum(u.requested_by_tag[Tag.WEIGHT] + u.requested_by_tag[Tag.ACTIVATION] for u in usages)
+        outside = weights - arena.requested_by_tag[Tag.WEIGHT] - arena.requested_by_tag[Tag.ACTIVATION]
+        complete = replace(
+            facts,
+            capacity_bytes=self.books.driver.mem_info()[1],
+            # The record's limit is of the whole device: what the arena may have, and what stands beside it.
+            limit_bytes=facts.limit_bytes + outside + self.books.static_bytes,
+            weights_bytes=weights,
+            static_bytes=self.books.static_bytes,
+            owner_bytes=sum(b.size for b in self.kv.walk() if b.owner == facts.owner and b.state != "free"),
+            growth_copy_bytes=kv.growth_copy,
+            unfilled_bytes=kv.unfilled,
+            rounding_bytes=sum(u.allocated - u.requested for u in usages),
+            other_arenas_free_bytes=sum(u.reserved - u.allocated for u in usages) - (arena.reserved - arena.allocated),
+            parked_bytes=kv.parked,
+            tenants_bytes=self.books.driver.tenants_bytes,
+            pending_bytes=sum(u.pending for u in usages),
+        )
+        request = self._request_of.get(facts.owner, -1)
+        self.oom = OomRecord.of(complete, time_ns=now, request=request)
+        self.recorder.now_ns = now
+        tokens = kv.token // self.books.token_bytes
+        self.recorder.row(now, self.books.row(tokens), self._counts(), self.kv)
+        self.recorder.address_map(now, self.kv)
+
+    def _close_after_death(self, arrivals: Iterable[Request]) -> None:
+        """Write the rows of requests that the death cut off, and of those that were never submitted."""
+        now = self.oom.time_ns if self.oom else 0
+        for r, s in self.scheduler.unfinished():
+            generated = s.num_tokens - r.prompt_tokens
+            self.recorder.end_request(self._live[r.id], now, generated, Status.FAILED, "server_died")
+        for r in self._pending.values():
+            self.recorder.end_request(RequestTimes(r), -1, 0, Status.UNFINISHED, "not_submitted")
+        for r in arrivals:
+            self.recorder.end_request(RequestTimes(r), -1, 0, Status.UNFINISHED, "not_submitted")
+
+
+def batch_of(plan: Plan) -> BatchShape:
+    """The cost model's view of a plan's first step."""
+    prefill: list[tuple[int, int]] = []
+    read = longest = 0
+    for s, new in plan.scheduled:
+        context = s.num_computed_tokens
+        longest = max(longest, context + new)
+        if new == 1 and context + 1 == s.num_tokens:
+            read += context + 1
+        else:
+            prefill.append((new, context))
+    return BatchShape(
+        prefill=tuple(prefill),
+        decode_count=len(plan.decoding),
+        kv_read_tokens=read,
+        kv_read_growth=len(plan.decoding),
+        longest_context=longest,
+    )

@@ -1,0 +1,224 @@
+"""Columns of a run, kept flat: machine integers in arrays, not objects.
+
+Timeline rows stand at step ends: on both sides of a change of the batch, where a request ends, and at the first step
+end after each tick of a fixed interval of simulated time. Nothing here depends on how many steps an event took.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pandas as pd
+
+from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
+from hbmtwin.allocators.records import KVSequence, Tag
+from hbmtwin.sim.books import Row
+from hbmtwin.workloads.records import Request, Status
+
+COUNTS = ("running", "waiting", "parked", "preemptions", "hit_tokens")
+REQUEST_COLUMNS = (
+    "id",
+    "session",
+    "turn",
+    "tenant",
+    "arrival_ns",
+    "scheduled_ns",
+    "first_token_ns",
+    "end_ns",
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "preemptions",
+)
+MAX_MAPS = 16
+"""Address maps kept of a run when no interval is given: when it is full, every second one is dropped."""
+
+
+MapRow = tuple[int, int, str, int, int, int, str, str, int]
+
+
+class _Columns:
+    """Named integer columns that grow row by row."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.columns = tuple(array("q") for _ in self.names)
+
+    def append(self, values: Sequence[int]) -> None:
+        for column, value in zip(self.columns, values, strict=True):
+            column.append(value)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def frame(self) -> pd.DataFrame:
+        return pd.DataFrame(
+            {name: pd.Series(column, dtype="int64") for name, column in zip(self.names, self.columns, strict=True)}
+        )
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """What the engine notes of a request that is in the server; -1 = it has not happened."""
+
+    request: Request
+    scheduled_ns: int = -1
+    first_token_ns: int = -1
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Collects rows; :meth:`timeline` and its sisters make the tables."""
+
+    allocators: Sequence[DeviceAllocator]
+    """Watched from here on; make the recorder before anything is allocated, or the trace misses it."""
+    interval_ns: int
+    checkpoint_ns: int = 0
+    steps_wanted: bool = False
+    trace_wanted: bool = False
+    op_index: int = 0
+    step: int = 0
+    now_ns: int = 0
+    """Kept by the engine, so that operations can be stamped."""
+    _timeline: _Columns = field(default_factory=lambda: _Columns(("time_ns", *Row._fields, *COUNTS)))
+    _requests: _Columns = field(default_factory=lambda: _Columns(REQUEST_COLUMNS))
+    _ends: list[tuple[str, str]] = field(default_factory=list)
+    _maps: list[list[MapRow]] = field(default_factory=list)
+    _next_map_ns: int = 0
+    _map_spacing_ns: int = 0
+    _steps: dict[str, list[object]] = field(default_factory=dict)
+    _trace: dict[str, list[object]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._map_spacing_ns = self.checkpoint_ns or self.interval_ns
+        self._steps = {name: [] for name in ("step", "start_ns", "duration_ns", "repeat", "seq_ids", "new_tokens")}
+        self._steps |= {name: [] for name in ("context_tokens", "preempted")}
+        self._trace = {name: [] for name in ("op", "id", "size", "stream", "arg", "step", "time_ns", "tag", "owner")}
+        self._trace["allocator"] = []
+        for allocator in self.allocators:
+            allocator.observer = partial(self._store, allocator.name) if self.trace_wanted else self._count
+
+    @property
+    def last_row_ns(self) -> int:
+        """Time of the last timeline row, -1 before the first."""
+        times = self._timeline.columns[0]
+        return times[-1] if times else -1
+
+    def _count(self, op: str, id: int, size: int, stream: int, arg: str, tag: Tag | None, owner: int) -> None:
+        self.op_index += 1
+
+    def _store(
+        self, allocator: str, op: str, id: int, size: int, stream: int, arg: str, tag: Tag | None, owner: int
+    ) -> None:
+        self.op_index += 1
+        row = (op, id, size, stream, arg, self.step, self.now_ns, "" if tag is None else tag.name.lower(), owner)
+        for column, value in zip(self._trace.values(), (*row, allocator), strict=True):
+            column.append(value)
+
+    def row(self, time_ns: int, row: Row, counts: Sequence[int], kv: KVPolicy) -> None:
+        """Write a timeline row, and an address map when one is due."""
+        self._timeline.append((time_ns, *row, *counts))
+        if time_ns >= self._next_map_ns:
+            self.address_map(time_ns, kv)
+            self._next_map_ns = (time_ns // self._map_spacing_ns + 1) * self._map_spacing_ns
+            if self.checkpoint_ns == 0 and len(self._maps) > MAX_MAPS:
+                del self._maps[1::2]
+                self._map_spacing_ns *= 2
+
+    def address_map(self, time_ns: int, kv: KVPolicy) -> None:
+        """Keep where every segment, block and KV block lies at this moment."""
+        at = (time_ns, self.op_index)
+        rows: list[MapRow] = []
+        for allocator in self.allocators:
+            for segment in allocator.walk():
+                pool = f"{allocator.name}/{segment.pool}"
+                requested = sum(b.requested for b in segment.blocks)
+                rows.append((*at, "segment", segment.address, segment.size, requested, pool, "", -1))
+                rows.extend(
+                    (
+                        *at,
+                        "block",
+                        b.address,
+                        b.size,
+                        b.requested,
+                        b.state,
+                        "" if b.tag is None else b.tag.name.lower(),
+                        b.owner,
+                    )
+                    for b in segment.blocks
+                )
+        rows.extend((*at, "kv_block", k.address, k.size, k.token_bytes, k.state, "kv", k.owner) for k in kv.walk())
+        if self._maps and self._maps[-1][0][0] == time_ns:
+            self._maps.pop()  # the later one of the same moment is the truth
+        self._maps.append(rows)
+
+    def end_request(self, times: RequestTimes, end_ns: int, output_tokens: int, status: Status, reason: str) -> None:
+        """Write the row of a request that ended."""
+        r = times.request
+        self._requests.append(
+            (
+                r.id,
+                r.session,
+                r.turn,
+                r.tenant,
+                r.arrival_ns,
+                times.scheduled_ns,
+                times.first_token_ns,
+                end_ns,
+                r.prompt_tokens,
+                times.cached_tokens,
+                output_tokens,
+                times.preemptions,
+            )
+        )
+        self._ends.append((status.value, reason))
+
+    def leap(
+        self,
+        start_ns: int,
+        duration_ns: int,
+        repeat: int,
+        scheduled: Sequence[tuple[KVSequence, int]],
+        preempted: Sequence[KVSequence],
+    ) -> None:
+        """Count *repeat* equal steps, and keep them where asked for. Called before their counts are committed."""
+        if self.steps_wanted:
+            s = self._steps
+            s["step"].append(self.step)
+            s["start_ns"].append(start_ns)
+            s["duration_ns"].append(duration_ns)
+            s["repeat"].append(repeat)
+            s["seq_ids"].append([q.id for q, _ in scheduled])
+            s["new_tokens"].append([new for _, new in scheduled])
+            s["context_tokens"].append([q.num_computed_tokens for q, _ in scheduled])
+            s["preempted"].append([q.id for q in preempted])
+        self.step += repeat
+
+    def timeline(self) -> pd.DataFrame:
+        """One row a moment: where every byte was, and what the server did."""
+        return self._timeline.frame()
+
+    def requests(self) -> pd.DataFrame:
+        """One row a request, in order of its end."""
+        frame = self._requests.frame()
+        frame["status"] = pd.Series([s for s, _ in self._ends], dtype="str")
+        frame["reason"] = pd.Series([r for _, r in self._ends], dtype="str")
+        return frame
+
+    def checkpoints(self) -> pd.DataFrame:
+        """Address maps of several moments, one row a segment, block or KV block."""
+        names = ("time_ns", "op_index", "level", "address", "size", "requested", "state", "tag", "owner")
+        return pd.DataFrame([row for rows in self._maps for row in rows], columns=names)
+
+    def steps(self) -> pd.DataFrame | None:
+        """One row a leap, None unless asked for."""
+        return pd.DataFrame(self._steps) if self.steps_wanted else None
+
+    def memory_trace(self) -> pd.DataFrame | None:
+        """One row an operation, None unless asked for."""
+        return pd.DataFrame(self._trace) if self.trace_wanted else None

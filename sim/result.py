@@ -1,0 +1,110 @@
+"""What a run leaves behind: a summary and columns, in memory and as a directory.
+
+``summary.json``, ``scenario.toml``, ``timeline.parquet``, ``requests.parquet``, ``checkpoints.parquet``, and on
+demand ``steps.parquet`` and ``memory_trace.parquet``. No wall time stands in any of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hbmtwin.sim.scenario import Scenario
+
+TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace")
+
+
+class ResultError(RuntimeError):
+    """A result directory that cannot be read or written: what, where, and the cure."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run."""
+
+    scenario: Scenario
+    summary: dict[str, Any]
+    timeline: pd.DataFrame
+    requests: pd.DataFrame
+    checkpoints: pd.DataFrame
+    steps: pd.DataFrame | None = None
+    memory_trace: pd.DataFrame | None = None
+
+    @property
+    def oom(self) -> dict[str, Any] | None:
+        """The record of the death, if it died."""
+        record: dict[str, Any] | None = self.summary["oom"]
+        return record
+
+    def save(self, directory: Path) -> None:
+        """Write the result directory by one rename; an older result there is replaced. Raise ResultError."""
+        write_directory(directory, self.write_into)
+
+    def write_into(self, directory: Path) -> None:
+        """Write the files of the result into an existing directory."""
+        text = json.dumps(self.summary, indent=2, ensure_ascii=False)
+        (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
+        (directory / "scenario.toml").write_text(self.scenario.to_toml(), encoding="utf-8")
+        for name in TABLES:
+            frame = getattr(self, name)
+            if frame is not None:
+                frame.to_parquet(directory / f"{name}.parquet", index=False)
+
+    @classmethod
+    def load(cls, directory: Path) -> Result:
+        """Read a result directory. Raise ResultError."""
+        try:
+            summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+            scenario = Scenario.load(directory / "scenario.toml")
+            frames = {
+                name: pd.read_parquet(path) for name in TABLES if (path := directory / f"{name}.parquet").exists()
+            }
+            return cls(scenario=scenario, summary=summary, **frames)
+        except (OSError, ValueError, TypeError) as error:
+            raise ResultError(f"{directory}: not a result directory of hbmtwin: {error}") from None
+
+
+def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
+    """Let *write* fill a new directory beside *directory*, then rename it into place: all of it lands, or nothing.
+
+    An older directory of that name is replaced only if it is empty or one of ours (it holds a ``summary.json`` or a
+    ``report.html``). Raise ResultError.
+    """
+    if directory.exists() and not _is_ours(directory):
+        raise ResultError(f"{directory}: exists and is not a result of hbmtwin; choose another --out or remove it")
+    staging: Path | None = None
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        write(staging)
+        umask = os.umask(0)
+        os.umask(umask)
+        staging.chmod(0o777 & ~umask)  # mkdtemp makes private directories
+        if directory.exists():
+            retired = staging.with_name(staging.name + ".old")
+            directory.rename(retired)
+            staging.rename(directory)
+            shutil.rmtree(retired)
+        else:
+            staging.rename(directory)
+        staging = None
+    except OSError as error:
+        raise ResultError(f"{directory}: cannot be written: {error}") from None
+    finally:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _is_ours(directory: Path) -> bool:
+    if not directory.is_dir():
+        return False
+    names = {p.name for p in directory.iterdir()}
+    return not names or bool(names & {"summary.json", "report.html"})

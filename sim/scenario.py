@@ -1,0 +1,310 @@
+"""A scenario is everything that a run depends on: one TOML file, one frozen tree of records.
+
+Precedence: defaults < file < preset < ``--set a.b=c``. Unknown keys are refused with the nearest known one, values
+with the key's path. The same records feed the command line, ``hbmtwin init`` and the documentation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+_UNITS = {"": 1, "b": 1}
+for _power, _prefix in enumerate("kmgt", start=1):
+    _UNITS[f"{_prefix}ib"] = 1024**_power
+    _UNITS[f"{_prefix}b"] = 1000**_power
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be used: the key's path, what is wrong with it, and the cure."""
+
+
+def parse_bytes(value: object) -> object:
+    """Read ``"29.5GiB"`` as bytes; other values pass through. Raise ValueError for an unknown unit."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError("write bytes as a number, or with a unit such as 512MiB or 29.5GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+LengthSpec = Annotated[int, Field(ge=1)] | dict[str, Any]
+"""Tokens: a number, or a table such as ``{distribution = "lognormal", mean = 1155, sigma = 0.9, max = 4096}``."""
+
+
+class Section(BaseModel):
+    """One table of the scenario file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSection(Section):
+    name: str = Field("llama-2-7b", description="catalog id, or a path to a Hugging Face config.json")
+
+
+class DeviceSection(Section):
+    name: str = Field("ascend-910b4", description="catalog id")
+    memory_bytes: Bytes | None = Field(None, gt=0, description="total memory; default: what the device reports")
+    other_tenant_bytes: Bytes = Field(0, ge=0, description="held by other processes on the device")
+
+
+class EngineSection(Section):
+    tensor_parallel_size: int = Field(1, ge=1, description="ranks that share each layer; one rank is simulated")
+    gpu_memory_utilization: float = Field(0.92, gt=0, le=1, description="share of total memory that may be used")
+    max_model_len: int | None = Field(None, ge=2, description="longest prompt + output; default: the model's limit")
+
+
+class SchedulerSection(Section):
+    policy: str = Field("continuous", description="scheduler: see `hbmtwin catalog policies`")
+    max_num_seqs: int = Field(256, ge=1, description="most sequences that run at once")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="most tokens that one step computes")
+
+
+class MemorySection(Section):
+    general: str = Field("caching", description="device allocator of weights and activations")
+    kv_arena: str = Field("caching", description="device allocator of the KV cache")
+    fit: Literal["best", "first"] = Field("best", description="how `pooled` chooses among free runs")
+    alloc_conf: str = Field("", description="settings of `caching`, as in PYTORCH_NPU_ALLOC_CONF")
+    activations: Literal["none", "peak", "per_layer"] = Field(
+        "none", description="none: their estimated peak is set aside for the whole run"
+    )
+    activation_bytes: Bytes | None = Field(None, ge=0, description="activation peak; default: estimated")
+    static_bytes: Bytes | None = Field(None, ge=0, description="context and libraries; default: estimated")
+    oom: Literal["stop", "reject", "preempt"] = Field("preempt", description="what the server does when memory is out")
+    admission: Literal["none", "reserve"] = Field(
+        "none", description="contiguous only: reserve admits what fits at full length"
+    )
+
+
+class KVCacheSection(Section):
+    preset: str | None = Field(None, description="caching, pooled, doubling or paged; none given: paged")
+    policy: str = Field("paged", description="KV policy: see `hbmtwin catalog policies`")
+    growth: str = Field("exact", description="contiguous only: static, exact or doubling")
+    tensors: Literal["per_layer", "merged"] = Field("per_layer", description="contiguous only: buffers per sequence")
+    copy_scope: Literal["tensor", "step"] = Field("tensor", description="contiguous only: how long old copies live")
+    initial_tokens: int = Field(64, ge=1, description="doubling: first capacity")
+    growth_factor: int = Field(2, ge=2, description="doubling: factor")
+    block_size: int | None = Field(None, ge=1, description="paged only: tokens a block; default: 128 Ascend, 16 CUDA")
+    watermark: float = Field(0.0, ge=0, lt=1, description="paged only: share of blocks kept free at admission")
+    retention: str = Field("full", description="which tokens are kept")
+    dtype: Literal["auto", "float16", "bfloat16"] = Field("auto", description="vLLM's kv_cache_dtype")
+    options: dict[str, Any] = Field(default_factory=dict, description="settings of a policy from another package")
+
+
+class WorkloadSection(Section):
+    trace: str | None = Field(None, description="request file to replay (Azure 2023 CSV or our own), gzip or plain")
+    users: int | None = Field(None, ge=1, description="closed loop: users that wait for their answer")
+    request_rate: float | None = Field(None, gt=0, description="open loop: Poisson arrivals per second; inf: at once")
+    burstiness: float = Field(1.0, gt=0, description="1: Poisson")
+    num_prompts: int | None = Field(None, ge=0, description="requests in all; of a trace: its first ones")
+    time_scale: float = Field(1.0, gt=0, description="factor on the times of a trace")
+    prompt_tokens: LengthSpec | None = Field(None, description="new prompt tokens of a turn")
+    output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
+    system_prompt_tokens: int | None = Field(None, ge=0, description="prefix that every prompt shares")
+
+
+class SessionSection(Section):
+    between_turns: Literal["keep", "drop", "prefix_cache"] = Field(
+        "drop", description="what happens to a session's KV until its next turn"
+    )
+    turns: LengthSpec | None = Field(None, description="turns of a session")
+    think_time_s: float | None = Field(None, ge=0, description="mean time from an answer to the next turn")
+
+
+class ResultsSection(Section):
+    interval_s: float = Field(1.0, gt=0, description="simulated seconds between timeline rows, at most")
+    steps: bool = Field(False, description="store every step")
+    memory_trace: bool = Field(False, description="store every operation on the allocators")
+    checkpoint_s: float = Field(0.0, ge=0, description="simulated seconds between address maps; 0: about 16 in all")
+
+
+class CalibrationSection(Section):
+    profile: str | None = Field(None, description="calibration profile; none: default coefficients, uncalibrated")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "caching": {
+        "kv_cache.policy": "contiguous",
+        "kv_cache.growth": "exact",
+        "kv_cache.tensors": "per_layer",
+        "kv_cache.copy_scope": "tensor",
+        "memory.kv_arena": "caching",
+        "memory.oom": "stop",
+    },
+    "pooled": {
+        "kv_cache.policy": "contiguous",
+        "kv_cache.growth": "exact",
+        "kv_cache.tensors": "per_layer",
+        "kv_cache.copy_scope": "tensor",
+        "memory.kv_arena": "pooled",
+        "memory.fit": "best",
+        "memory.oom": "stop",
+    },
+    "doubling": {
+        "kv_cache.policy": "contiguous",
+        "kv_cache.growth": "doubling",
+        "kv_cache.tensors": "merged",
+        "kv_cache.copy_scope": "step",
+        "memory.kv_arena": "caching",
+        "memory.oom": "stop",
+    },
+    "paged": {
+        "kv_cache.policy": "paged",
+        "memory.kv_arena": "caching",
+        "memory.oom": "preempt",
+    },
+}
+"""The four names of the brief, as the keys that they set. All are capped at the same usable bytes."""
+
+_GOVERNED = frozenset(key for preset in PRESETS.values() for key in preset)
+
+
+class Scenario(Section):
+    """Everything that a run depends on. Build it with :meth:`load`."""
+
+    schema_version: Literal[1] = Field(1, description="version of this file's form")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of every random draw")
+    model: ModelSection = ModelSection()
+    device: DeviceSection = DeviceSection()
+    engine: EngineSection = EngineSection()
+    scheduler: SchedulerSection = SchedulerSection()
+    memory: MemorySection = MemorySection()
+    kv_cache: KVCacheSection = KVCacheSection()
+    workload: WorkloadSection = WorkloadSection()
+    session: SessionSection = SessionSection()
+    results: ResultsSection = ResultsSection()
+    calibration: CalibrationSection = CalibrationSection()
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | None = None,
+        *,
+        overrides: Sequence[str] = (),
+        preset: str | None = None,
+        seed: int | None = None,
+    ) -> Scenario:
+        """Read a scenario file, apply a preset and ``a.b=c`` overrides. Raise ScenarioError.
+
+        Without *path* the defaults stand. A *preset* given here wins over the file's, and its keys over the file's
+        keys; a relative trace path in a file is relative to that file.
+        """
+        keys = dict(_flatten(_read(path))) if path is not None else {}
+        if path is not None and isinstance(trace := keys.get("workload.trace"), str):
+            keys["workload.trace"] = str(path.parent / trace)
+        sets = dict(_parse_override(text) for text in overrides)
+        chosen = sets.pop("kv_cache.preset", None) or preset or keys.get("kv_cache.preset")
+        if chosen is None and not _GOVERNED & (keys.keys() | sets.keys()):
+            chosen = "paged"
+        if chosen is not None:
+            keys.update(preset_keys(str(chosen)))
+            keys["kv_cache.preset"] = chosen
+        keys.update(sets)
+        if seed is not None:
+            keys["seed"] = seed
+        return cls.of(keys)
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> Scenario:
+        """Build a scenario from dotted keys. Raise ScenarioError with the path of each bad key."""
+        tree: dict[str, Any] = {}
+        for key, value in keys.items():
+            *sections, name = key.split(".")
+            table = tree
+            for section in sections:
+                table = table.setdefault(section, {})
+                if not isinstance(table, dict):
+                    raise ScenarioError(f"{key}: {section!r} is a value, not a section")
+            table[name] = value
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            raise ScenarioError("\n".join(_explain(e) for e in error.errors())) from None
+
+    def to_toml(self) -> str:
+        """The scenario as the text of its file; keys without a value are left out."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def preset_keys(name: str) -> dict[str, Any]:
+    """The dotted keys that a preset sets. Raise ScenarioError if there is no such preset."""
+    if name not in PRESETS:
+        raise ScenarioError(
+            f"kv_cache.preset: no preset is called {name!r} (there are {', '.join(PRESETS)}){_near(name, PRESETS)}"
+        )
+    return PRESETS[name]
+
+
+def known_keys() -> list[str]:
+    """Every dotted key of a scenario, in the order of the file."""
+    keys: list[str] = []
+    for name, info in Scenario.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            keys += [f"{name}.{field}" for field in kind.model_fields]
+        else:
+            keys.append(name)
+    return keys
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ScenarioError(f"{path}: no such file; `hbmtwin init {path}` writes one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{path}: not valid TOML: {error}") from None
+
+
+def _flatten(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    sections = {
+        n
+        for n, f in Scenario.model_fields.items()
+        if isinstance(f.annotation, type) and issubclass(f.annotation, Section)
+    }
+    for name, value in tree.items():
+        if name in sections and isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield f"{name}.{key}", inner
+        else:
+            yield name, value
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ScenarioError(f"--set {text}: write it as section.key=value")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value.strip()  # a bare word needs no quotes on a command line
+
+
+def _explain(error: Any) -> str:
+    path = ".".join(
+        str(part) for part in error["loc"] if not str(part).startswith(("function-", "constrained-", "dict["))
+    )
+    if error["type"] == "extra_forbidden":
+        return f"{path}: unknown key{_near(path, known_keys())}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{path}: {message[0].lower()}{message[1:]}, not {error['input']!r}"
+
+
+def _near(name: str, known: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:
+    candidates = list(known)
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    if not near:  # the right key in the wrong section
+        near = [c for c in candidates if c.rpartition(".")[2] == name.rpartition(".")[2]][:1]
+    return f"; did you mean {near[0]!r}?" if near else ""
