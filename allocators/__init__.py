@@ -2,3 +2,7 @@
 
 Knows nobody: every record that it computes on is its own (:mod:`hbmtwin.allocators.records`).
 """
+
+from hbmtwin.allocators import contiguous, paged
+
+__all__ = ["contiguous", "paged"]
