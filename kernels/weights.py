@@ -14,10 +14,18 @@ from hbmtwin.kernels.records import ModelShape
 VOCABULARY_PADDING = 64
 
 
+def can_split(model: ModelShape, tensor_parallel_size: int) -> bool:
+    """Whether heads and MLP divide over so many ranks; KV heads may also be replicated evenly."""
+    tp, heads = tensor_parallel_size, model.num_kv_heads
+    if tp < 1 or model.num_attention_heads % tp or model.intermediate_size % tp:
+        return False
+    return heads % tp == 0 or tp % heads == 0
+
+
 def check_tensor_parallel(model: ModelShape, tensor_parallel_size: int) -> None:
     """Raise ValueError, with the sizes that work, when *model* cannot be split over so many ranks."""
-    if not _splits(model, tensor_parallel_size):
-        possible = [str(tp) for tp in range(1, 65) if _splits(model, tp)]
+    if not can_split(model, tensor_parallel_size):
+        possible = [str(tp) for tp in range(1, 65) if can_split(model, tp)]
         raise ValueError(
             f"{model.name} cannot be split over tensor_parallel_size {tensor_parallel_size}: "
             f"{model.num_attention_heads} attention heads, {model.num_kv_heads} KV heads and intermediate_size "
@@ -41,7 +49,8 @@ def layer_weight_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
 
 
 def weight_tensors(model: ModelShape, tensor_parallel_size: int = 1) -> Iterator[tuple[str, int]]:
-    """Yield ``(name, bytes)`` in the order of loading: the embedding, each layer as one, the last norm, the head.
+    """Yield ``(name, bytes)`` of what one rank keeps: the embedding, each layer as one, the last norm, the head, and
+    the rotary table.
 
     Raise ValueError when the model cannot be split so.
     """
@@ -53,16 +62,17 @@ def weight_tensors(model: ModelShape, tensor_parallel_size: int = 1) -> Iterator
     yield "norm", model.hidden_size * model.dtype_bytes
     if not model.tie_word_embeddings:
         yield "lm_head", embedding_bytes(model, tensor_parallel_size)
+    yield "rotary_emb", rotary_table_bytes(model)
 
 
 def weight_bytes_per_rank(model: ModelShape, tensor_parallel_size: int = 1) -> int:
-    """All weights of one rank. Raise ValueError when the model cannot be split so."""
+    """Everything that loading leaves on one rank, as vLLM logs it. Raise ValueError when it cannot be split so."""
     return sum(size for _, size in weight_tensors(model, tensor_parallel_size))
 
 
 def weight_bytes(model: ModelShape) -> int:
-    """All weights of the model, unsplit."""
-    return weight_bytes_per_rank(model)
+    """The parameters of the whole model."""
+    return weight_bytes_per_rank(model) - rotary_table_bytes(model)
 
 
 def streamed_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
@@ -80,9 +90,3 @@ def rotary_table_bytes(model: ModelShape) -> int:
     It is the whole difference between the 14.96 GiB of Llama-3.1-8B's weights and the 14.99 GiB in the logs.
     """
     return model.max_position_embeddings * model.head_dim * model.dtype_bytes
-
-
-def _splits(model: ModelShape, tp: int) -> bool:
-    if tp < 1 or model.num_attention_heads % tp or model.intermediate_size % tp:
-        return False
-    return model.num_kv_heads % tp == 0 or tp % model.num_kv_heads == 0

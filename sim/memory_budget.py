@@ -1,0 +1,277 @@
+"""The static answer before any run: does it start, and how much of the device is left for KV.
+
+The subtraction is the engine's own, line by line; the lines sum to the device's total. What is estimated carries its
+range (:mod:`hbmtwin.sim.engine_rules`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hbmtwin.kernels.records import DeviceSpec, ModelShape
+from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank
+from hbmtwin.sim.engine_rules import (
+    GIB,
+    EngineRules,
+    Estimate,
+    activation_peak,
+    context,
+    graph_pool,
+    non_torch,
+    rules_for,
+)
+
+
+SAFE_UTILIZATION = 0.95
+"""The most that is advised: above it nothing is left for what the engine allocates after its plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLine:
+    """One share of the device: what holds it, how much, within which range, and how that is known."""
+
+    item: str
+    bytes: int
+    low: int
+    high: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """Who holds which bytes of one device when the engine has started, and whether it starts at all."""
+
+    total_bytes: int
+    tenants_bytes: int
+    usable_bytes: int
+    """``gpu_memory_utilization`` of the total."""
+    weights_bytes: int
+    """On one rank, with the rotary table, as vLLM logs it."""
+    activation_bytes: int
+    context_bytes: int
+    """Held before the engine looks; not charged to the utilisation."""
+    non_torch_bytes: int
+    """Held outside torch and charged to the utilisation."""
+    graph_bytes: int
+    kv_bytes: int
+    """Left for KV; negative when the rest does not fit."""
+    num_blocks: int
+    kv_tokens: int
+    """As vLLM logs it: the maximum concurrency times ``max_model_len``."""
+    max_concurrency: float
+    """How many requests of ``max_model_len`` fit."""
+    fits: bool
+    reason: str
+    """Why it does not start, and what would make it; empty when it does."""
+    lines: tuple[BudgetLine, ...]
+    """They sum to ``total_bytes``."""
+
+    @property
+    def static_bytes(self) -> int:
+        """What neither torch nor KV holds: context, libraries, communicators."""
+        return self.context_bytes + self.non_torch_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    model: ModelShape
+    device: DeviceSpec
+    rules: EngineRules
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_token_bytes: int
+    block_size: int
+    other_tenant_bytes: int
+    activation_bytes: int | None
+
+
+def memory_budget(
+    model: ModelShape,
+    device: DeviceSpec,
+    *,
+    tensor_parallel_size: int,
+    gpu_memory_utilization: float,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    kv_token_bytes: int,
+    block_size: int,
+    other_tenant_bytes: int = 0,
+    activation_bytes: int | None = None,
+    rules: EngineRules | None = None,
+) -> MemoryBudget:
+    """Divide one device as the engine does at start: ``kv = util * total - weights - activations - non-torch``.
+
+    *kv_token_bytes* are those of one token on one rank, all layers. *activation_bytes* replaces the estimated peak,
+    *rules* those of the device's engine. When it does not start, the reason ends with the single changes that were
+    tried and hold. O(1). Raise ValueError for a number out of range or a model that cannot be split so.
+    """
+    question = _Question(
+        model,
+        device,
+        rules or rules_for(device),
+        tensor_parallel_size,
+        gpu_memory_utilization,
+        max_model_len,
+        max_num_seqs,
+        max_num_batched_tokens,
+        kv_token_bytes,
+        block_size,
+        other_tenant_bytes,
+        activation_bytes,
+    )
+    _check(question)
+    budget = _answer(question)
+    return budget if budget.fits else replace(budget, reason=f"{budget.reason}. {_cures(question, budget)}")
+
+
+def _check(q: _Question) -> None:
+    if not 0 < q.gpu_memory_utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {q.gpu_memory_utilization}")
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_token_bytes", "block_size"):
+        if getattr(q, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(q, name)}")
+    for name in ("other_tenant_bytes", "activation_bytes"):
+        if (getattr(q, name) or 0) < 0:
+            raise ValueError(f"{name} must be at least 0, not {getattr(q, name)}")
+    check_tensor_parallel(q.model, q.tensor_parallel_size)
+
+
+def _answer(q: _Question) -> MemoryBudget:
+    total, tp, rules = q.device.memory_bytes, q.tensor_parallel_size, q.rules
+    usable = (math.ceil if rules.rounds_up else math.floor)(total * q.gpu_memory_utilization)
+    weights = weight_bytes_per_rank(q.model, tp)
+    held = context(rules, q.device, tensor_parallel_size=tp)
+    libraries = non_torch(rules, tensor_parallel_size=tp)
+    graphs = graph_pool(rules, q.model, max_num_seqs=q.max_num_seqs)
+    if q.activation_bytes is not None:
+        peak = Estimate(q.activation_bytes, q.activation_bytes, q.activation_bytes, "given")
+    else:
+        peak = activation_peak(
+            rules,
+            q.model,
+            q.device,
+            tensor_parallel_size=tp,
+            max_num_batched_tokens=q.max_num_batched_tokens,
+            max_num_seqs=q.max_num_seqs,
+        )
+    charged = [peak, libraries, *([graphs] if rules.charges_graphs else [])]
+    outside = [held, *([] if rules.charges_graphs else [graphs])]
+    kv = usable - weights - sum(e.bytes for e in charged)
+    rest = total - usable - q.other_tenant_bytes
+
+    request_blocks = -(-q.max_model_len // q.block_size)
+    num_blocks = max(0, kv) // (q.block_size * q.kv_token_bytes)
+    lines = (
+        BudgetLine("other tenants", q.other_tenant_bytes, q.other_tenant_bytes, q.other_tenant_bytes, "given"),
+        BudgetLine("context", *held),
+        BudgetLine("weights", weights, weights, weights, f"shapes of {q.model.name}: {q.model.source or 'given'}"),
+        BudgetLine("activations", *peak),
+        BudgetLine("non-torch", *libraries),
+        BudgetLine("graphs", *graphs),
+        BudgetLine(
+            "KV cache",
+            kv,
+            usable - weights - sum(e.high for e in charged),
+            usable - weights - sum(e.low for e in charged),
+            f"the rest of {q.gpu_memory_utilization:g} of the device, by the rules of {rules.name}",
+        ),
+        BudgetLine(
+            "unplanned",
+            rest - sum(e.bytes for e in outside),
+            rest - sum(e.high for e in outside),
+            rest - sum(e.low for e in outside),
+            "what the utilisation leaves: late buffers and the sampler must live in it",
+        ),
+    )
+    budget = MemoryBudget(
+        total_bytes=total,
+        tenants_bytes=q.other_tenant_bytes,
+        usable_bytes=usable,
+        weights_bytes=weights,
+        activation_bytes=peak.bytes,
+        context_bytes=held.bytes,
+        non_torch_bytes=libraries.bytes,
+        graph_bytes=graphs.bytes,
+        kv_bytes=kv,
+        num_blocks=num_blocks,
+        kv_tokens=num_blocks * q.max_model_len // request_blocks,
+        max_concurrency=num_blocks / request_blocks,
+        fits=True,
+        reason="",
+        lines=lines,
+    )
+    reason = _objection(q, budget, request_blocks)
+    return replace(budget, fits=not reason, reason=reason)
+
+
+def _objection(q: _Question, b: MemoryBudget, request_blocks: int) -> str:
+    """The first thing in the order of a start that stops it; empty when nothing does."""
+    free = max(0, b.total_bytes - b.tenants_bytes - b.context_bytes)
+    if q.max_model_len > q.model.max_position_embeddings:
+        return f"max_model_len {q.max_model_len} is above the model's {q.model.max_position_embeddings} positions"
+    if free < b.usable_bytes:
+        return (
+            f"the engine refuses to start: gpu_memory_utilization {q.gpu_memory_utilization:g} asks for "
+            f"{_gib(b.usable_bytes)} and {_gib(free)} are free, as other tenants hold {_gib(b.tenants_bytes)} and the "
+            f"context {_gib(b.context_bytes)}"
+        )
+    if b.kv_bytes <= 0:
+        return (
+            f"no memory is left for KV: weights {_gib(b.weights_bytes)} and the other charges need "
+            f"{_gib(b.usable_bytes - b.kv_bytes)} of {_gib(b.usable_bytes)}"
+        )
+    if b.num_blocks < request_blocks:
+        return (
+            f"one request of max_model_len {q.max_model_len} needs {request_blocks} blocks and there are "
+            f"{b.num_blocks} ({_gib(b.kv_bytes)} for KV)"
+        )
+    if b.lines[-1].bytes < 0:
+        return (
+            f"the graph pool ({_gib(b.graph_bytes)}) is captured outside the utilisation and exceeds what that leaves "
+            f"by {_gib(-b.lines[-1].bytes)}"
+        )
+    return ""
+
+
+def _cures(q: _Question, b: MemoryBudget) -> str:
+    """The single changes that make it start; each was tried."""
+    outside = b.total_bytes - b.usable_bytes - b.lines[-1].bytes
+    utilization = min(math.floor(100 * (b.total_bytes - outside) / b.total_bytes) / 100, SAFE_UTILIZATION)
+    tries = {
+        f"max_model_len {length}": replace(q, max_model_len=length)
+        for length in (min(b.num_blocks * q.block_size, q.model.max_position_embeddings),)
+        if 0 < length < q.max_model_len
+    }
+    if utilization > 0 and utilization != q.gpu_memory_utilization:
+        tries[f"gpu_memory_utilization {utilization:g}"] = replace(q, gpu_memory_utilization=utilization)
+    tokens, seqs = min(q.max_num_batched_tokens, 2048), min(q.max_num_seqs, 64)
+    if (tokens, seqs) != (q.max_num_batched_tokens, q.max_num_seqs):
+        tries[f"max_num_batched_tokens {tokens} with max_num_seqs {seqs}"] = replace(
+            q, max_num_batched_tokens=tokens, max_num_seqs=seqs
+        )
+    if b.tenants_bytes:
+        tries["the device to itself"] = replace(q, other_tenant_bytes=0)
+    cures = [text for text, other in tries.items() if _answer(other).fits]
+    larger = [tp for tp in (2, 4, 8, 16) if tp > q.tensor_parallel_size and can_split(q.model, tp)]
+    enough = next((tp for tp in larger if _answer(_over_ranks(q, tp)).fits), None)
+    if enough:
+        cures.append(f"tensor_parallel_size {enough}")
+    if cures:
+        return f"Any one of these would start: {'; '.join(cures)}"
+    return "No single change of length, utilisation, batch or ranks would start: take a smaller model or more memory"
+
+
+def _over_ranks(q: _Question, tp: int) -> _Question:
+    """The same question over *tp* ranks: each keeps its share of the KV heads, at least one."""
+    heads = q.model.num_kv_heads
+    kv_token_bytes = q.kv_token_bytes * max(1, heads // tp) // max(1, heads // q.tensor_parallel_size)
+    return replace(q, tensor_parallel_size=tp, kv_token_bytes=kv_token_bytes)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
