@@ -1,8 +1,10 @@
 """Who holds which bytes: the driver model, device allocators, KV-cache policies, and the causes of out of memory.
 
-Knows nobody: every record that it computes on is its own (:mod:`hbmtwin.allocators.records`).
+Knows nobody: every record that it computes on is its own (:mod:`hbmtwin.allocators.records`). Importing this package
+registers the policies that it brings.
 """
 
-from hbmtwin.allocators import contiguous, paged
+from hbmtwin.allocators import caching, contiguous, paged, pooled
+from hbmtwin.allocators.driver import HbmDriver
 
-__all__ = ["contiguous", "paged"]
+__all__ = ["HbmDriver", "caching", "contiguous", "paged", "pooled"]
