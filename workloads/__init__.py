@@ -1,1 +1,55 @@
 """Requests, arrivals, lengths, sessions and traces: what traffic the memory has to bear. Knows nobody."""
+
+from __future__ import annotations
+
+from hbmtwin.workloads.arrivals import Arrivals, Bursts
+from hbmtwin.workloads.builtin import builtin
+from hbmtwin.workloads.closed_loop import ClosedLoop
+from hbmtwin.workloads.conversations import Conversations
+from hbmtwin.workloads.csv_requests import write_csv
+from hbmtwin.workloads.lengths import Fixed, Length, LogNormal, Quantiles, Uniform, length_from
+from hbmtwin.workloads.open_loop import OpenLoop
+from hbmtwin.workloads.records import (
+    Request,
+    Source,
+    Span,
+    Status,
+    WorkloadError,
+    merge_spans,
+    output_stream,
+    user_stream,
+)
+from hbmtwin.workloads.replay import Replay
+from hbmtwin.workloads.think_times import ConstantTime, ExponentialTime, LogNormalTime, ThinkTime, think_time_from
+from hbmtwin.workloads.traces import open_trace
+
+__all__ = [
+    "Arrivals",
+    "Bursts",
+    "ClosedLoop",
+    "ConstantTime",
+    "Conversations",
+    "ExponentialTime",
+    "Fixed",
+    "Length",
+    "LogNormal",
+    "LogNormalTime",
+    "OpenLoop",
+    "Quantiles",
+    "Replay",
+    "Request",
+    "Source",
+    "Span",
+    "Status",
+    "ThinkTime",
+    "Uniform",
+    "WorkloadError",
+    "builtin",
+    "length_from",
+    "merge_spans",
+    "open_trace",
+    "output_stream",
+    "think_time_from",
+    "user_stream",
+    "write_csv",
+]

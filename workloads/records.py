@@ -51,6 +51,11 @@ def output_stream(session: int, turn: int, sample: int = 0) -> str:
     return f"out/{session}/{turn}/{sample}"
 
 
+def user_stream(session: int, turn: int) -> str:
+    """Name of the token stream that a user adds in one turn."""
+    return f"user/{session}/{turn}"
+
+
 def merge_spans(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     """Merge adjacent pieces of one stream and drop empty ones. O(pieces)."""
     merged: list[Span] = []

@@ -1,0 +1,64 @@
+"""Text files line by line, plain or gzip by their first bytes, with errors that name file and line.
+
+Nothing is held but one line, so a file may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hbmtwin.workloads.records import WorkloadError
+from hbmtwin.workloads.suggest import did_you_mean
+
+_LONGEST_LINE = 2**20
+_GZIP = b"\x1f\x8b"
+_OTHERS = {
+    b"PK\x03\x04": "a zip archive; unpack it first",
+    b"\xfd7zXZ\x00": "xz compressed; unpack it first (xz -d), or recompress it as gzip",
+    b"\x28\xb5\x2f\xfd": "zstd compressed; unpack it first (zstd -d), or recompress it as gzip",
+    b"BZh": "bzip2 compressed; unpack it first (bzip2 -d), or recompress it as gzip",
+    b"PAR1": "a Parquet file; write it as CSV first",
+}
+
+
+def bad_line(path: Path, line: int, what: str, cure: str) -> WorkloadError:
+    """The error for one line of a file, counted from 1."""
+    return WorkloadError(f"{path}:{line}: {what}; {cure}")
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, ends included, a byte order mark left out.
+
+    Raise WorkloadError when the file is missing or unreadable, compressed in another way, truncated, not UTF-8, or
+    has a line over 1 MiB.
+    """
+    line = 0
+    try:
+        with path.open("rb") as raw:
+            start = raw.peek(8)
+            for magic, what in _OTHERS.items():
+                if start.startswith(magic):
+                    raise WorkloadError(f"{path}: this is {what}")
+            packed = start.startswith(_GZIP)
+            with io.BufferedReader(gzip.GzipFile(fileobj=raw)) if packed else raw as stream:
+                while data := stream.readline(_LONGEST_LINE):
+                    line += 1
+                    if len(data) == _LONGEST_LINE:
+                        raise bad_line(path, line, "the line is over 1 MiB long", "is this a text file?")
+                    yield data.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError:
+        raise bad_line(path, line, "this is not UTF-8 text", "save the file as UTF-8") from None
+    except EOFError:
+        raise bad_line(path, line + 1, "the gzip file ends early", "fetch or write it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise bad_line(path, line + 1, f"the gzip file is damaged ({error})", "fetch or write it again") from None
+    except FileNotFoundError:
+        siblings = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        hint = did_you_mean(path.name, siblings) if siblings else "check the path"
+        raise WorkloadError(f"{path}: no such file; {hint}") from None
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
