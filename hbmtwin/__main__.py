@@ -1,6 +1,8 @@
 """``python -m hbmtwin`` is the same program as ``hbmtwin``."""
 
+import sys
+
 from hbmtwin.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

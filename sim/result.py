@@ -78,8 +78,7 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     An older directory of that name is replaced only if it is empty or one of ours (it holds a ``summary.json`` or a
     ``report.html``). Raise ResultError.
     """
-    if directory.exists() and not _is_ours(directory):
-        raise ResultError(f"{directory}: exists and is not a result of hbmtwin; choose another --out or remove it")
+    check_replaceable(directory)
     staging: Path | None = None
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +100,12 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def check_replaceable(directory: Path) -> None:
+    """Say whether :func:`write_directory` would replace what is there. Raise ResultError if it would not."""
+    if directory.exists() and not _is_ours(directory):
+        raise ResultError(f"{directory}: exists and is not a result of hbmtwin; choose another --out or remove it")
 
 
 def _is_ours(directory: Path) -> bool:

@@ -1,0 +1,244 @@
+"""The address map: where every segment, block and hole lies at one moment.
+
+Addresses run from left to right and from top to bottom, like text: the device is cut into rows of equal length, so
+that neighbours stay neighbours and the size of a hole can be seen. A block pool is drawn below as one cell a block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from hbmtwin.api import Result
+from hbmtwin.dashboard.figures import style
+from hbmtwin.dashboard.palette import ALARM, HOLE, INK, MEMORY, PARTLY_FILLED, POOL_TENSOR
+from hbmtwin.dashboard.verdict import bytes_text
+
+MIB = 2**20
+ROWS = 32
+"""Rows at most; their length is the next power of two."""
+GRID_COLUMNS = 64
+
+Pieces = list[tuple[int, int, str]]
+"""``(start, end, kind)`` in address order."""
+
+_COLOURS = {
+    **{key: (layer.label, layer.colour) for key, layer in MEMORY.items()},
+    "pool": (POOL_TENSOR.label, POOL_TENSOR.colour),
+    "partly": (PARTLY_FILLED.label, PARTLY_FILLED.colour),
+    "hole": ("Hole: cached by the allocator, in nobody's use", HOLE),
+}
+_TAGS = {"weight": "weights", "activation": "activations", "workspace": "activations", "kv": "pool"}
+_STATES = {"running": "kv_tokens", "parked": "kv_parked", "cached": "kv_cached", "growth_copy": "growth_copy"}
+
+
+def moments(result: Result) -> list[int]:
+    """Times in ns at which there is a map, in order."""
+    return [int(t) for t in np.unique(result.checkpoints["time_ns"].to_numpy())]
+
+
+def address_map(result: Result, time_ns: int) -> go.Figure:
+    """The map at the latest recorded moment that is not after *time_ns* (the first one, if there is none before)."""
+    at = result.checkpoints
+    times = at["time_ns"]
+    at = at[times == max(times.min(), times[times <= time_ns].max() if (times <= time_ns).any() else 0)]
+    at = at[at["op_index"] == at["op_index"].max()]
+    segments, blocks, kv = (
+        at[at["level"] == level].sort_values("address") for level in ("segment", "block", "kv_block")
+    )
+    in_place = bool(kv["address"].isin(blocks.loc[blocks["tag"] == "kv", "address"]).all())
+    grid = pd.DataFrame(kv.iloc[:0]) if in_place else kv
+    pieces = _pieces(segments, blocks, kv if in_place else kv.iloc[:0])
+    figure = make_subplots(
+        rows=1 if grid.empty else 2,
+        cols=1,
+        row_heights=None if grid.empty else [0.64, 0.36],
+        vertical_spacing=0.16,
+        subplot_titles=None if grid.empty else ["device memory", f"KV block pool: {len(grid):,} blocks, by id"],
+    )
+    capacity = int(result.summary["capacity_bytes"])
+    end = max(capacity, pieces[-1][1] if pieces else 0)
+    row_bytes = max(MIB, 1 << (-(-end // ROWS) - 1).bit_length())
+    _draw_pieces(figure, pieces, end, row_bytes)
+    _mark_largest_hole(figure, pieces, row_bytes)
+    if not grid.empty:
+        _draw_grid(figure, grid)
+    height = 640 if grid.empty else 860
+    style(figure, height)
+    figure.update_layout(
+        barmode="overlay",
+        bargap=0.12,
+        legend={"orientation": "h", "y": -85 / height, "yanchor": "top"},
+        hovermode="closest",
+        margin={"b": 130},
+    )
+    figure.update_xaxes(
+        title_text="address within its row (MiB)",
+        range=[0, row_bytes / MIB],
+        row=1,
+        col=1,
+    )
+    figure.update_yaxes(
+        title_text="row's first address (GiB)",
+        range=[-(-end // row_bytes) - 0.4, -0.6],
+        tickvals=list(range(-(-end // row_bytes))),
+        ticktext=[f"{row * row_bytes / 2**30:g}" for row in range(-(-end // row_bytes))],
+        row=1,
+        col=1,
+    )
+    return figure
+
+
+def _pieces(segments: pd.DataFrame, blocks: pd.DataFrame, buffers: pd.DataFrame) -> Pieces:
+    """Cut the device's reserved part into pieces of one kind; equal neighbours are merged, unless they are holes."""
+    filled = {
+        int(a): (int(size), int(tokens), str(state))
+        for a, size, tokens, state in buffers[["address", "size", "requested", "state"]].itertuples(index=False)
+    }
+    raw: Pieces = []
+    for address, size, requested, state, tag in blocks[["address", "size", "requested", "state", "tag"]].itertuples(
+        index=False
+    ):
+        end = address + size
+        if state == "inactive":
+            raw.append((address, end, "hole"))
+        elif state == "active_pending_free":
+            raw.append((address, end, "pending_events"))
+        elif state == "active_allocated" and address in filled:
+            _, tokens, kind = filled[address]
+            raw.append((address, address + tokens, _STATES.get(kind, "internal")))
+            raw.append((address + tokens, end, "internal" if kind != "growth_copy" else "growth_copy"))
+        elif state == "active_allocated":
+            raw.append((address, address + requested, _TAGS.get(str(tag), "static")))
+            raw.append((address + requested, end, "internal"))
+    merged: Pieces = []
+    starts = set(segments["address"].tolist())
+    for start, end, kind in raw:
+        if start == end:
+            continue
+        if merged and merged[-1][1:] == (start, kind) and not (kind == "hole" and start in starts):
+            merged[-1] = (merged[-1][0], end, kind)
+        else:
+            merged.append((start, end, kind))
+    return merged
+
+
+def _split(pieces: Pieces, row_bytes: int) -> dict[str, list[tuple[int, int, int, int]]]:
+    """Pieces by kind as (row, offset, length, whole size), cut where a row ends."""
+    by_kind: dict[str, list[tuple[int, int, int, int]]] = {}
+    for start, end, kind in pieces:
+        out = by_kind.setdefault(kind, [])
+        at = start
+        while at < end:
+            row = at // row_bytes
+            stop = min(end, (row + 1) * row_bytes)
+            out.append((row, at - row * row_bytes, stop - at, end - start))
+            at = stop
+    return by_kind
+
+
+def _draw_pieces(figure: go.Figure, pieces: Pieces, end: int, row_bytes: int) -> None:
+    by_kind = _split(pieces, row_bytes)
+    background = _split([(0, end, "driver_free")], row_bytes)
+    for kind in ("driver_free", *(kind for kind in _COLOURS if kind != "driver_free")):
+        label, colour = _COLOURS[kind]
+        rows = background["driver_free"] if kind == "driver_free" else by_kind.get(kind)
+        if not rows:
+            continue
+        table: npt.NDArray[np.int64] = np.array(rows, dtype=np.int64)
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                y=table[:, 0].astype(np.int16),
+                base=(table[:, 1] / MIB).astype(np.float32),
+                x=(table[:, 2] / MIB).astype(np.float32),
+                customdata=(table[:, 3] / MIB).astype(np.float32),
+                name=label,
+                marker={"color": colour, "line": {"width": 0.6 if kind == "hole" else 0, "color": INK}},
+                hovertemplate=f"{label}: %{{customdata:,.2f}} MiB<extra></extra>",
+                hoverinfo="skip" if kind == "driver_free" else None,
+            ),
+            row=1,
+            col=1,
+        )
+
+
+def _mark_largest_hole(figure: go.Figure, pieces: Pieces, row_bytes: int) -> None:
+    holes = [(end - start, start) for start, end, kind in pieces if kind == "hole"]
+    if not holes:
+        return
+    size, start = max(holes)
+    row, offset = divmod(start, row_bytes)
+    seen = min(size, row_bytes - offset)
+    figure.add_shape(
+        type="rect",
+        x0=offset / MIB,
+        x1=(offset + seen) / MIB,
+        y0=row - 0.46,
+        y1=row + 0.46,
+        line={"color": ALARM, "width": 2},
+        row=1,
+        col=1,
+    )
+    middle = (offset + seen / 2) / row_bytes
+    figure.add_annotation(
+        x=middle * row_bytes / MIB,
+        xanchor="left" if middle < 0.3 else "right" if middle > 0.7 else "center",
+        y=row - 0.46,
+        text=f"largest of {len(holes):,} holes: {bytes_text(size)}; all: {bytes_text(sum(s for s, _ in holes))}",
+        font={"color": ALARM},
+        bgcolor="rgba(255,255,255,0.85)",
+        arrowcolor=ALARM,
+        ax=0,
+        ay=-26,
+        row=1,
+        col=1,
+    )
+
+
+def _draw_grid(figure: go.Figure, grid: pd.DataFrame) -> None:
+    kinds = ["kv_pool_free", "kv_tokens", "partly", "kv_parked", "kv_cached"]
+    code = grid["state"].map({"running": 1, "parked": 3, "cached": 4}).fillna(0).to_numpy(dtype=np.int8)
+    code[(code == 1) & (grid["requested"] < grid["size"]).to_numpy()] = 2
+    columns = min(len(code), max(GRID_COLUMNS, int(np.ceil(np.sqrt(len(code) * 6)))))
+    height = -(-len(code) // columns)
+    cells: npt.NDArray[Any] = np.full(height * columns, np.nan)
+    cells[: len(code)] = code
+    scale = [[(i + side) / len(kinds), _COLOURS[kind][1]] for i, kind in enumerate(kinds) for side in (0, 1)]
+    figure.add_trace(
+        go.Heatmap(
+            z=cells.reshape(height, columns).astype(np.float32),
+            zmin=-0.5,
+            zmax=len(kinds) - 0.5,
+            colorscale=scale,
+            showscale=False,
+            xgap=1 if columns <= 200 else 0,
+            ygap=1 if columns <= 200 else 0,
+            hovertemplate=f"block %{{x}} + {columns} × %{{y}}<extra></extra>",
+        ),
+        row=2,
+        col=1,
+    )
+    for kind in (kinds[i] for i in np.unique(code)):
+        if kind not in {_kind_of(trace.name) for trace in figure.data if trace.name}:
+            figure.add_trace(
+                go.Bar(x=[None], y=[None], name=_COLOURS[kind][0], marker={"color": _COLOURS[kind][1]}), row=1, col=1
+            )
+    figure.update_xaxes(title_text="block id within its row", row=2, col=1)
+    figure.update_yaxes(
+        title_text="first id",
+        autorange="reversed",
+        tickvals=list(range(0, height, max(1, height // 8))),
+        ticktext=[f"{row * columns:,}" for row in range(0, height, max(1, height // 8))],
+        row=2,
+        col=1,
+    )
+
+
+def _kind_of(label: str) -> str:
+    return next(kind for kind, (name, _) in _COLOURS.items() if name == label)

@@ -1,0 +1,258 @@
+"""Figures of results against time and turn: pure functions from results to Plotly figures.
+
+Each takes ``{name: result}`` and draws all of them on shared axes, so that one run is simply a dictionary of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from hbmtwin.api import Result
+from hbmtwin.dashboard.palette import ALARM, GRID, INK, MEMORY, policy_colour
+from hbmtwin.dashboard.verdict import fate
+
+GIB = 2**30
+MAX_POINTS = 2_000
+"""Rows drawn of one timeline: more than a screen has pixels, few enough for a quick page."""
+
+
+def style(figure: go.Figure, height: int) -> go.Figure:
+    """Give a figure the common look. An empty template keeps 7 kB of defaults out of each figure's JSON."""
+    figure.update_layout(
+        template=go.layout.Template(),
+        height=height,
+        paper_bgcolor="#FFFFFF",
+        plot_bgcolor="#FFFFFF",
+        font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        margin={"l": 70, "r": 20, "t": 50, "b": 60},
+    )
+    axes = {"gridcolor": GRID, "zeroline": False, "linecolor": "#888888", "ticks": "outside"}
+    figure.update_xaxes(**axes)
+    figure.update_yaxes(**axes)
+    return figure
+
+
+def thin(frame: pd.DataFrame, signals: list[pd.Series[float]], points: int = MAX_POINTS) -> pd.DataFrame:
+    """At most about *points* rows: of each slice of rows the first, and those where a signal is highest or lowest.
+
+    Whole rows are kept, so what sums to the capacity still does. O(rows).
+    """
+    if len(frame) <= points:
+        return frame
+    slices = max(1, points // (1 + 2 * len(signals)))
+    bucket = np.arange(len(frame)) * slices // len(frame)
+    keep = [np.searchsorted(bucket, np.arange(slices)), np.array([len(frame) - 1])]
+    for signal in signals:
+        order = np.lexsort((signal.to_numpy(), bucket))
+        ends = np.searchsorted(bucket, np.arange(slices), side="right")
+        keep += [order[keep[0]], order[ends - 1]]
+    return frame.iloc[np.unique(np.concatenate(keep))]
+
+
+def memory_over_time(results: Mapping[str, Result]) -> go.Figure:
+    """The whole device as a stack over simulated time, one panel a result, with OOM and preemption marks.
+
+    Memory grows evenly between two rows, and rows stand on both sides of every jump, so straight lines are true.
+    Bands that are empty in every result are left out.
+    """
+    columns = 2 if len(results) > 1 else 1
+    panel_rows = -(-len(results) // columns)
+    figure = make_subplots(
+        rows=panel_rows,
+        cols=columns,
+        shared_xaxes="all",
+        shared_yaxes="all",
+        subplot_titles=[f"<b>{name}</b> · {fate(result.summary)}" for name, result in results.items()],
+        horizontal_spacing=0.04,
+        vertical_spacing=0.22 / panel_rows,
+    )
+    end_s = max((float(result.timeline["time_ns"].max()) / 1e9 for result in results.values()), default=0.0)
+    layers = {
+        key: layer
+        for key, layer in MEMORY.items()
+        if any(int(result.timeline[list(layer.columns)].to_numpy().max(initial=0)) > 0 for result in results.values())
+    }
+    for position, result in enumerate(results.values()):
+        place = {"row": position // columns + 1, "col": position % columns + 1}
+        line = result.timeline
+        in_use = -(line["driver_free"] + line["kv_pool_free"])
+        drawn = thin(line, [in_use, line["growth_copy"], line["external"]])
+        time_s = drawn["time_ns"].to_numpy() / 1e9
+        for key, layer in layers.items():
+            figure.add_scatter(
+                x=time_s,
+                y=(drawn[list(layer.columns)].sum(axis=1) / GIB).to_numpy(dtype=np.float32),
+                name=layer.label,
+                legendgroup=key,
+                showlegend=position == 0,
+                stackgroup="hbm",
+                mode="lines",
+                line={"width": 0, "color": layer.colour},
+                fillcolor=layer.colour,
+                hovertemplate="%{y:.2f} GiB",
+                **place,
+            )
+        _mark_preemptions(figure, line, show=position == 0, **place)
+        _mark_oom(figure, result.summary, end_s, **place)
+        last = position + columns >= len(results)
+        figure.update_xaxes(title_text="simulated time (s)" if last else None, showticklabels=True, **place)
+        figure.update_yaxes(title_text="HBM (GiB)" if place["col"] == 1 else None, **place)
+    height = 150 + 320 * panel_rows
+    style(figure, height)
+    figure.update_layout(
+        hovermode="x unified",
+        legend={"orientation": "h", "y": -70 / height, "yanchor": "top", "traceorder": "normal"},
+    )
+    return figure
+
+
+def _mark_preemptions(figure: go.Figure, line: pd.DataFrame, *, show: bool, row: int, col: int) -> None:
+    moments = line.loc[line["preemptions"].diff().fillna(line["preemptions"]) > 0, "time_ns"]
+    if len(moments) > MAX_POINTS // 4:
+        moments = moments.iloc[:: len(moments) // (MAX_POINTS // 4) + 1]
+    capacity = sum(int(line[column].iloc[0]) for layer in MEMORY.values() for column in layer.columns)
+    figure.add_scatter(
+        x=moments.to_numpy() / 1e9,
+        y=np.full(len(moments), capacity / GIB * 1.015),
+        name="Preemption",
+        legendgroup="preemption",
+        showlegend=show,
+        mode="markers",
+        marker={"symbol": "triangle-down", "size": 8, "color": ALARM},
+        hovertemplate="preemption at %{x:.1f} s<extra></extra>",
+        row=row,
+        col=col,
+    )
+
+
+def _mark_oom(figure: go.Figure, summary: Mapping[str, object], end_s: float, *, row: int, col: int) -> None:
+    oom = summary["oom"]
+    if not isinstance(oom, dict):
+        return
+    figure.add_vline(x=oom["time_s"], line={"color": ALARM, "width": 3}, row=row, col=col)
+    if oom["time_s"] < 0.97 * end_s:
+        figure.add_vrect(
+            x0=oom["time_s"],
+            x1=end_s,
+            fillcolor=ALARM,
+            opacity=0.06,
+            line_width=0,
+            annotation={"text": "out of memory:<br>the server is dead", "font": {"color": ALARM}},
+            annotation_position="inside left" if oom["time_s"] < 0.75 * end_s else "inside right",
+            row=row,
+            col=col,
+        )
+
+
+def kv_utilization(results: Mapping[str, Result]) -> go.Figure:
+    """Share of the KV bytes held by sequences, parked ones included, that holds tokens, over time, in percent.
+
+    Moments at which nobody holds KV are gaps. The legend carries the time-weighted mean of the whole run.
+    """
+    figure = go.Figure()
+    for position, (name, result) in enumerate(results.items()):
+        line = result.timeline
+        tokens = line["kv_tokens"] + line["kv_parked"]
+        held = tokens + line["kv_unfilled"]
+        percent = (100 * tokens / held).where(held > 0)
+        drawn = thin(line, [percent.fillna(0.0)])
+        mean = result.summary["kv_utilization_mean"]
+        figure.add_scatter(
+            x=drawn["time_ns"].to_numpy() / 1e9,
+            y=percent.loc[drawn.index].to_numpy(dtype=np.float32),
+            name=f"{name} (mean {percent_text(mean)})",
+            mode="lines",
+            line={"width": 2, "color": policy_colour(name, position)},
+            hovertemplate="%{y:.1f} %",
+        )
+    style(figure, 380)
+    figure.update_xaxes(title_text="simulated time (s)")
+    figure.update_yaxes(title_text="KV utilisation (% of held bytes)", range=[0, 103])
+    figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    return figure
+
+
+def percent_text(ratio: object) -> str:
+    """A ratio as percent, or a dash where there is none."""
+    return f"{100 * ratio:.1f} %" if isinstance(ratio, int | float) else "–"
+
+
+def latency_by_turn(results: Mapping[str, Result]) -> go.Figure:
+    """Time per output token (TPOT) against the turn of the conversation: median, and the band from p10 to p90.
+
+    Completed requests with at least two output tokens. Where every request is a first turn, the context length takes
+    the turn's place, in eight groups of equal numbers of requests.
+    """
+    tables = {name: _tpot_table(result.requests) for name, result in results.items()}
+    turns = any((table["turn"] > 0).any() for table in tables.values())
+    figure = go.Figure()
+    for position, (name, table) in enumerate(tables.items()):
+        if table.empty:
+            continue
+        bands = _bands(table, by_turn=turns)
+        colour = policy_colour(name, position)
+        band = bands[bands["count"] >= 5]
+        figure.add_scatter(
+            x=np.concatenate([band["x"], band["x"][::-1]]),
+            y=np.concatenate([band["p90"], band["p10"][::-1]]),
+            fill="toself",
+            fillcolor=colour,
+            opacity=0.13,
+            mode="lines",
+            line={"width": 0},
+            legendgroup=name,
+            showlegend=False,
+            hoverinfo="skip",
+        )
+        figure.add_scatter(
+            x=bands["x"],
+            y=bands["p50"],
+            customdata=bands["count"],
+            name=name,
+            legendgroup=name,
+            mode="lines+markers",
+            line={"width": 2, "color": colour},
+            hovertemplate="%{y:.2f} ms, %{customdata} requests",
+        )
+    style(figure, 380)
+    if not figure.data:
+        figure.add_annotation(text="no request completed with two tokens or more", showarrow=False)
+    figure.update_xaxes(
+        title_text="turn of the conversation" if turns else "context (tokens); every request here is a first turn"
+    )
+    figure.update_yaxes(title_text="time per output token (ms)", rangemode="tozero")
+    figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    return figure
+
+
+def _tpot_table(requests: pd.DataFrame) -> pd.DataFrame:
+    done = requests[(requests["status"] == "completed") & (requests["output_tokens"] > 1)]
+    return pd.DataFrame(
+        {
+            "turn": done["turn"],
+            "context": done["prompt_tokens"] + done["output_tokens"] // 2,
+            "tpot_ms": (done["end_ns"] - done["first_token_ns"]) / (done["output_tokens"] - 1) / 1e6,
+        }
+    )
+
+
+def _bands(table: pd.DataFrame, *, by_turn: bool) -> pd.DataFrame:
+    if by_turn:
+        key = table["turn"] + 1
+    else:
+        groups = (np.arange(len(table)) * min(8, len(table)) // len(table)).astype(int)
+        key = pd.Series(groups, index=table["context"].sort_values(kind="stable").index).reindex(table.index)
+    grouped = table.groupby(key)
+    bands = pd.DataFrame(
+        {
+            "x": grouped["turn"].first() + 1 if by_turn else grouped["context"].median(),
+            "count": grouped.size(),
+            **{f"p{q}": grouped["tpot_ms"].quantile(q / 100) for q in (10, 50, 90)},
+        }
+    )
+    return bands.reset_index(drop=True)

@@ -1,0 +1,50 @@
+"""One colour for one meaning, in every figure.
+
+The memory colours are Okabe and Ito's, which stay apart for the common kinds of colour blindness; what is free is
+pale, so that the eye reads "dark = in use". Policies take darker tones of another family, so that a line is never
+mistaken for a kind of memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Layer(NamedTuple):
+    """One band of the memory picture: the timeline columns that it adds up, and how it looks."""
+
+    label: str
+    columns: tuple[str, ...]
+    colour: str
+
+
+MEMORY: dict[str, Layer] = {
+    "static": Layer("Context, libraries, other processes", ("tenants", "static"), "#6E6E6E"),
+    "weights": Layer("Weights", ("weights",), "#A3A3A3"),
+    "activations": Layer("Activations", ("activations",), "#C9BBA8"),
+    "kv_tokens": Layer("KV: live tokens", ("kv_tokens",), "#0072B2"),
+    "kv_parked": Layer("KV: parked histories", ("kv_parked",), "#56B4E9"),
+    "kv_cached": Layer("KV: prefix cache", ("kv_cached",), "#009E73"),
+    "internal": Layer("Internal: held, no token in it", ("kv_unfilled", "rounding"), "#E69F00"),
+    "growth_copy": Layer("Old copies of growing buffers", ("growth_copy",), "#D55E00"),
+    "external": Layer("External: free, but in pieces", ("external",), "#CC79A7"),
+    "pending_events": Layer("Freed, event pending", ("pending_events",), "#F0E442"),
+    "kv_pool_free": Layer("Free in the KV pool", ("kv_pool_free",), "#D6E6F2"),
+    "driver_free": Layer("Free at the driver", ("driver_free",), "#F1F1F1"),
+}
+"""Bands from the bottom of the stack to its top; their columns are all byte columns of a timeline, each once."""
+
+POOL_TENSOR = Layer("KV pool tensors (their blocks: below)", (), "#A9C9E2")
+PARTLY_FILLED = Layer("KV block, partly filled", (), "#7FA6A0")
+HOLE = "#FFFFFF"
+ALARM = "#B00020"
+INK = "#222222"
+GRID = "#E3E3E3"
+
+_POLICIES = ("#332288", "#999933", "#882255", "#2A9D8F", "#117733", "#AA4499", "#661100", "#6699CC")
+_KNOWN = ("caching", "pooled", "doubling", "paged")
+
+
+def policy_colour(name: str, position: int) -> str:
+    """Colour of a policy's line: fixed for the four presets, by position for others."""
+    return _POLICIES[_KNOWN.index(name) if name in _KNOWN else (len(_KNOWN) + position) % len(_POLICIES)]

@@ -1,0 +1,98 @@
+"""The comparison report: one HTML page, and ``plotly.min.js`` beside it, that works without a network."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from hbmtwin.api import Result
+from hbmtwin.dashboard.address_map import address_map, moments
+from hbmtwin.dashboard.figures import kv_utilization, latency_by_turn, memory_over_time
+from hbmtwin.dashboard.verdict import HEADER, headline, oom_in_words, rejections_text, rows
+
+MAX_MOMENTS = 8
+"""Address maps of one policy that a report carries: the last one (which is the death, if it died) is always there."""
+
+
+def write_report(results: Mapping[str, Result], path: Path) -> None:
+    """Write the page at *path* and ``plotly.min.js`` beside it. Raise OSError, and ValueError without results."""
+    if not results:
+        raise ValueError("a report needs at least one result")
+    summaries = {name: result.summary for name, result in results.items()}
+    one = next(iter(results.values()))
+    died = [name for name, summary in summaries.items() if summary["oom"] is not None]
+    template = Template(files("hbmtwin.dashboard").joinpath("report.html").read_text(encoding="utf-8"))
+    page = template.substitute(
+        title="KV-memory policies on the same traffic" if len(results) > 1 else "one run",
+        setting=html.escape(_setting(one)),
+        headline=html.escape(headline(summaries)),
+        table=_table(results),
+        deaths="\n".join(_death(name, summaries[name]) for name in died),
+        memory=_inline(memory_over_time(results)),
+        utilization=_inline(kv_utilization(results)),
+        latency=_inline(latency_by_turn(results)),
+        maps=_maps(results),
+        first=died[0] if died else next(iter(results)),
+        basis=html.escape(str(one.summary["basis"])),
+        version=html.escape(str(one.summary["version"])),
+        seed=one.summary["seed"],
+    )
+    path.with_name("plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
+    path.write_text(page, encoding="utf-8")
+
+
+def _setting(result: Result) -> str:
+    scenario, summary = result.scenario, result.summary
+    return (
+        f"{scenario.model.name} on {scenario.device.name} ({summary['capacity_bytes'] / 2**30:.2f} GiB), "
+        f"{summary['requests_total']:,} requests"
+    )
+
+
+def _death(name: str, summary: Mapping[str, Any]) -> str:
+    return f'<p class="oom"><strong>{html.escape(name)}.</strong> {html.escape(oom_in_words(summary["oom"]))}</p>'
+
+
+def _table(results: Mapping[str, Result]) -> str:
+    summaries = {name: result.summary for name, result in results.items()}
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in HEADER)
+    body = []
+    for (name, summary), cells in zip(summaries.items(), rows(summaries), strict=True):
+        kind = ' class="died"' if summary["oom"] is not None else ""
+        hint = html.escape(rejections_text(summary))
+        body.append(f'<tr{kind} title="{hint}" data-policy="{html.escape(name)}">')
+        body.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _inline(figure: go.Figure) -> str:
+    text: str = figure.to_html(
+        full_html=False, include_plotlyjs=False, config={"responsive": True, "displaylogo": False}
+    )
+    return text
+
+
+def _maps(results: Mapping[str, Result]) -> str:
+    maps: dict[str, list[dict[str, object]]] = {}
+    for name, result in results.items():
+        times = moments(result)
+        if len(times) > MAX_MOMENTS:
+            times = [times[round(i * (len(times) - 1) / (MAX_MOMENTS - 1))] for i in range(MAX_MOMENTS)]
+        oom = result.summary["oom"]
+        maps[name] = [
+            {
+                "label": f"{time / 1e9:,.1f} s"
+                + (", out of memory" if oom is not None and time == round(oom["time_s"] * 1e9) else ""),
+                "figure": json.loads(address_map(result, time).to_json()),
+            }
+            for time in times
+        ]
+    return json.dumps(maps).replace("</", "<\\/")

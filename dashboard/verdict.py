@@ -1,0 +1,129 @@
+"""Results in words and rows: what the terminal and the report both say about a run.
+
+Reads summaries only, so that importing it costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Summary = Mapping[str, Any]
+
+GIB = 2**30
+MISSING = "–"
+
+CAUSES = {
+    "never_fits": "It would not fit even in the empty device.",
+    "allocator_rule": "A free piece is large enough, but a rule of the allocator bars it",
+    "external_fragmentation": "Enough is free in all, but no single piece is large enough.",
+    "growth_copy": "The old copies of growing buffers, which live until the step ends, hold what it needs.",
+    "reservation": "Room that is held, but filled by no token, is what it needs.",
+    "parked_history": "Histories that are kept between turns hold what it needs.",
+    "other_tenant": "Other processes on the device hold what it needs.",
+    "runtime_peak": "Activations and frees that wait for an event hold what it needs.",
+    "shortage": "The device is full of live data.",
+}
+"""What each cause of an out-of-memory record means."""
+
+HEADER = (
+    "policy",
+    "verdict",
+    "completed",
+    "preempted",
+    "KV utilisation (%)",
+    "internal (%)",
+    "external (%)",
+    "peak reserved (GiB)",
+    "TTFT p50 / p99 (s)",
+    "TPOT p50 (ms)",
+    "makespan (s)",
+)
+"""Columns of :func:`rows`."""
+
+
+def fate(summary: Summary) -> str:
+    """How a run ended, in a few words."""
+    oom = summary["oom"]
+    if oom is not None:
+        return f"died at {oom['time_s']:.1f} s: {cause_text(oom)}"
+    if rejected := sum(summary["requests_rejected"].values()):
+        return f"held, {rejected} rejected"
+    return "held"
+
+
+def cause_text(oom: Summary) -> str:
+    """The cause of an out-of-memory record as words."""
+    return str(oom["cause"]).replace("_", " ")
+
+
+def headline(summaries: Mapping[str, Summary]) -> str:
+    """One sentence: who held, who died of what."""
+    parts = []
+    held = [name for name, summary in summaries.items() if summary["oom"] is None]
+    if held:
+        parts.append(f"{_listed(held)} held")
+    parts += [f"{name} {fate(summary)}" for name, summary in summaries.items() if summary["oom"] is not None]
+    return "; ".join(parts) + "."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def bytes_text(count: int) -> str:
+    """Bytes in the binary unit that suits them."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:,.2f} {name}"
+    return f"{count} B"
+
+
+def oom_in_words(oom: Summary) -> str:
+    """An out-of-memory record as three sentences: when and what asked, what was free, and why that did not do."""
+    who = f"request {oom['request']}" if oom["request"] >= 0 else "the server"
+    what = f" for {oom['tag']}" if oom.get("tag") else ""
+    because = CAUSES.get(oom["cause"], "")
+    if oom["cause"] == "allocator_rule":
+        because += f": {oom['rule']}."
+    return (
+        f"Out of memory at {oom['time_s']:.3f} s, cause {cause_text(oom)}: {who} asks{what} for "
+        f"{bytes_text(oom['need_bytes'])} in one piece. {bytes_text(oom['free_bytes'])} are free in all, the largest "
+        f"piece is {bytes_text(oom['largest_free_bytes'])}. {because}"
+    )
+
+
+def rows(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
+    """The comparison table: one row a policy, cells as text in the units of :data:`HEADER`."""
+    return [
+        (
+            name,
+            fate(s),
+            f"{s['requests_completed']:,} / {s['requests_total']:,}",
+            f"{s['preemptions']:,}",
+            _number(s["kv_utilization_mean"], 100, 1),
+            _number(s["internal_fragmentation_mean"], 100, 1),
+            _number(s["external_fragmentation_mean"], 100, 1),
+            _number(s["peak_reserved_bytes"], 1 / GIB, 2),
+            f"{_number(s['ttft_s']['p50'], 1, 2)} / {_number(s['ttft_s']['p99'], 1, 2)}",
+            _number(s["tpot_s"]["p50"], 1000, 1),
+            _number(s["makespan_s"], 1, 1),
+        )
+        for name, s in summaries.items()
+    ]
+
+
+def _number(value: float | None, factor: float, digits: int) -> str:
+    return MISSING if value is None else f"{value * factor:,.{digits}f}"
+
+
+def rejections_text(summary: Summary) -> str:
+    """Rejected requests by reason; empty when none was."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in summary["requests_rejected"].items())
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Seconds, or milliseconds below one."""
+    if seconds is None:
+        return MISSING
+    return f"{seconds * 1000:,.1f} ms" if 0 < seconds < 1 else f"{seconds:,.2f} s"

@@ -1,0 +1,56 @@
+"""The names that a notebook needs: ``from hbmtwin import Scenario, run``.
+
+Everything here is re-exported from where it lives; ``hbmtwin`` itself fetches these names on first use.
+"""
+
+from __future__ import annotations
+
+from hbmtwin.allocators.oom import Cause
+from hbmtwin.allocators.records import KVLayout
+from hbmtwin.allocators.registry import UnknownPolicy, device_allocators, kv_policies
+from hbmtwin.kernels.records import DeviceSpec, ModelShape
+from hbmtwin.kernels.weights import weight_bytes_per_rank
+from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
+from hbmtwin.sim.engine import Progress
+from hbmtwin.sim.experiment import compare
+from hbmtwin.sim.legality import notes
+from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
+from hbmtwin.sim.result import Result, ResultError, check_replaceable, write_directory
+from hbmtwin.sim.run import DoesNotFit, run
+from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
+from hbmtwin.sim.scheduler import schedulers
+from hbmtwin.workloads.records import Request, Source, WorkloadError
+
+__all__ = [
+    "PRESETS",
+    "CatalogError",
+    "Cause",
+    "DeviceSpec",
+    "DoesNotFit",
+    "KVLayout",
+    "MemoryBudget",
+    "ModelShape",
+    "Progress",
+    "Request",
+    "Result",
+    "ResultError",
+    "Scenario",
+    "ScenarioError",
+    "Source",
+    "UnknownPolicy",
+    "WorkloadError",
+    "check_replaceable",
+    "compare",
+    "device",
+    "device_allocators",
+    "devices",
+    "kv_policies",
+    "memory_budget",
+    "model",
+    "models",
+    "notes",
+    "run",
+    "schedulers",
+    "weight_bytes_per_rank",
+    "write_directory",
+]

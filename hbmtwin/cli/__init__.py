@@ -1,0 +1,256 @@
+"""The command line: results on stdout, progress and errors on stderr.
+
+Exit codes: 0 done (an out-of-memory death is a result), 1 failure (traffic or files that cannot be read or written),
+2 usage (a key, value or combination that makes no sense), 3 does not fit, or died with ``--fail-on-oom``,
+130 interrupted.
+
+The simulator, pandas and Plotly are imported inside the verbs that need them: together they cost most of a second,
+which ``--help`` and shell completion should not pay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hbmtwin import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hbmtwin.api import Result
+
+OK, FAILURE, USAGE, DOES_NOT_FIT, INTERRUPTED = 0, 1, 2, 3, 130
+
+app = typer.Typer(
+    name="hbmtwin",
+    help="A discrete-event twin of accelerator memory (HBM) under LLM serving: will it start, how many users fit, "
+    "when does it run out of memory, and why.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[SCENARIO]", help="Scenario file (TOML); without one the built-in traffic runs."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. workload.num_prompts=100. May be repeated."),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of every random draw; default: the scenario's.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text for people.")]
+FailOnOom = Annotated[bool, typer.Option("--fail-on-oom", help="Exit with 3 when a server died of memory.")]
+
+
+class Part(StrEnum):
+    """What ``hbmtwin catalog`` lists."""
+
+    DEVICES = "devices"
+    MODELS = "models"
+    POLICIES = "policies"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; never a traceback for a user's mistake."""
+    try:
+        code = app(args=argv, prog_name="hbmtwin", standalone_mode=False)
+        sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
+        return code if isinstance(code, int) else OK
+    except typer.TyperException as error:
+        return _complain(error.format_message(), error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:  # `hbmtwin catalog | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left must not fail again at exit
+        return FAILURE
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        return _complain(str(error), code)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The exit code of a known failure; None for a bug, whose traceback is wanted."""
+    from hbmtwin.api import CatalogError, DoesNotFit, ResultError, ScenarioError, UnknownPolicy, WorkloadError
+
+    if isinstance(error, DoesNotFit):
+        return DOES_NOT_FIT
+    if isinstance(error, ScenarioError | CatalogError | UnknownPolicy):
+        return USAGE
+    if isinstance(error, WorkloadError | ResultError | OSError):
+        return FAILURE
+    return None
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(f"hbmtwin {__version__}")
+        raise typer.Exit(OK)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="File to write; - for stdout.")] = Path("scenario.toml"),
+    json_: Json = False,
+) -> int:
+    """Write a commented scenario with every key and its default."""
+    from hbmtwin.cli.commented import commented_scenario
+
+    if file == Path("-"):
+        print(commented_scenario(), end="")
+        return OK
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(commented_scenario())
+    except FileExistsError:
+        raise typer.BadParameter(f"{file} exists; name another file, or remove it first") from None
+    print(json.dumps({"written": str(file)}) if json_ else f"wrote {file}; now: hbmtwin compare {file}")
+    return OK
+
+
+@app.command()
+def catalog(part: Annotated[Part | None, typer.Argument()] = None, json_: Json = False) -> int:
+    """List devices, models and policies."""
+    from hbmtwin.cli import listing, tables
+
+    verbs: dict[Part, tuple[Callable[[], Any], Callable[[Console, Any], None]]] = {
+        Part.DEVICES: (listing.list_devices, tables.print_devices),
+        Part.MODELS: (listing.list_models, tables.print_models),
+        Part.POLICIES: (listing.list_policies, tables.print_policies),
+    }
+    found = {name: verbs[name][0]() for name in ([part] if part else Part)}
+    if json_:
+        print(_json(found[part] if part else found))
+        return OK
+    for name, entries in found.items():
+        verbs[name][1](_stdout(), entries)
+    return OK
+
+
+@app.command()
+def run(
+    scenario: ScenarioFile = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for the result; nothing is written without.")] = None,
+    seed: Seed = None,
+    json_: Json = False,
+    fail_on_oom: FailOnOom = False,
+) -> int:
+    """Simulate one scenario."""
+    from hbmtwin.api import Scenario, notes
+    from hbmtwin.api import run as simulate
+    from hbmtwin.cli.progress import progress_of_run
+    from hbmtwin.cli.tables import print_run
+
+    _check_target(out)
+    loaded = Scenario.load(scenario, overrides=overrides or (), seed=seed)
+    for note in notes(loaded):
+        print(f"note: {note}", file=sys.stderr)
+    begin = time.monotonic()
+    with progress_of_run() as progress:
+        result = simulate(loaded, progress=progress)
+    wall_s = time.monotonic() - begin
+    if out is not None:
+        result.save(out)
+    if json_:
+        print(_json(_with_wall(result, wall_s)))
+    else:
+        name = f"{loaded.model.name} on {loaded.device.name}, {loaded.kv_cache.preset or loaded.kv_cache.policy}"
+        print_run(_stdout(), name, result.summary, wall_s)
+    return DOES_NOT_FIT if fail_on_oom and result.oom is not None else OK
+
+
+@app.command()
+def compare(
+    scenario: ScenarioFile = None,
+    policies: Annotated[
+        str, typer.Option(help="Presets to compare, separated by commas.")
+    ] = "caching,pooled,doubling,paged",
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Directory for report.html and each run's result.")] = Path(
+        "hbmtwin-compare"
+    ),
+    seed: Seed = None,
+    json_: Json = False,
+    fail_on_oom: FailOnOom = False,
+) -> int:
+    """Run KV-memory policies on the same traffic, and write a report."""
+    from hbmtwin.api import compare as simulate
+    from hbmtwin.api import write_directory
+    from hbmtwin.cli.progress import progress_of_comparison
+    from hbmtwin.cli.tables import print_comparison
+
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
+    if not names:
+        raise typer.BadParameter("--policies names none; write for example --policies caching,paged")
+    _check_target(out)
+    begin = time.monotonic()
+    with progress_of_comparison(names) as finished:
+        results = simulate(scenario, names, overrides=overrides or (), seed=seed, finished=finished)
+    wall_s = time.monotonic() - begin
+    for note in dict.fromkeys(note for result in results.values() for note in result.summary["notes"]):
+        print(f"note: {note}", file=sys.stderr)
+    write_directory(out, _comparison_writer(results))
+    if json_:
+        print(_json({name: _with_wall(result, wall_s) for name, result in results.items()}))
+    else:
+        print_comparison(_stdout(), {name: result.summary for name, result in results.items()}, wall_s)
+    print(f"report: {out / 'report.html'}", file=sys.stderr)
+    return DOES_NOT_FIT if fail_on_oom and any(r.oom is not None for r in results.values()) else OK
+
+
+def _comparison_writer(results: dict[str, Result]) -> Callable[[Path], None]:
+    from hbmtwin.dashboard.report import write_report
+
+    def write(directory: Path) -> None:
+        for name, result in results.items():
+            (directory / name).mkdir()
+            result.write_into(directory / name)
+        write_report(results, directory / "report.html")
+
+    return write
+
+
+def _check_target(out: Path | None) -> None:
+    """Refuse a directory that cannot be replaced before the run, not after it."""
+    from hbmtwin.api import ResultError, check_replaceable
+
+    try:
+        if out is not None:
+            check_replaceable(out)
+    except ResultError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _with_wall(result: Result, wall_s: float) -> dict[str, Any]:
+    return {**result.summary, "wall_s": round(wall_s, 3)}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _stdout() -> Console:
+    """Tables on stdout; a pipe gets 140 columns, so that a table is the same in every log."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 140, highlight=False, soft_wrap=False)

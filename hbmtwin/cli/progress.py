@@ -1,0 +1,47 @@
+"""Progress on stderr: only for a person who is watching, and gone when the run is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from hbmtwin.api import Progress
+
+
+def _bars() -> Bars:
+    console = Console(stderr=True)
+    return Bars(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+@contextmanager
+def progress_of_run() -> Iterator[Callable[[Progress], None] | None]:
+    """Yield what a run calls, or None where nobody watches."""
+    with _bars() as bars:
+        if bars.disable:
+            yield None
+            return
+        task = bars.add_task("requests", total=None)
+        yield lambda p: bars.update(
+            task, completed=p.completed, total=p.total, description=f"{p.simulated_s:,.0f} s, {p.running} running"
+        )
+
+
+@contextmanager
+def progress_of_comparison(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """Yield what a comparison calls with each policy that has finished."""
+    with _bars() as bars:
+        task = bars.add_task(", ".join(names), total=len(names))
+        yield lambda name: bars.update(task, advance=1, description=f"{name} done")
