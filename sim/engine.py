@@ -17,7 +17,7 @@ from simpy.events import EventPriority
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.oom import OomFacts, OomRecord, OutOfMemory
-from hbmtwin.allocators.records import KVSequence, Refused, Release, Tag, Work
+from hbmtwin.allocators.records import AllocatorUsage, KVSequence, Refused, Release, Tag, Work
 from hbmtwin.kernels.records import BatchShape, CostModel
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.forward import Forward
@@ -189,7 +189,7 @@ class Engine:
             except OutOfMemory as error:
                 work_ns = self._work_ns()
                 yield _Last(env, work_ns)
-                self._die(plan, error.facts)
+                self._die(error.facts)
                 continue
             work_ns = self._work_ns()
             leap = self._leap(plan, start, work_ns, changed)
@@ -293,7 +293,8 @@ class Engine:
     def _finish(self, f: Finished, now: int) -> None:
         self.completed += 1
         following = self._end(f.request, now, f.sequence.num_tokens - f.request.prompt_tokens, Status.COMPLETED, "")
-        park = self.config.between_turns == "keep" and self.config.keeps_parked and (following or f.request.has_next)
+        continues = following.session == f.request.session if following else f.request.has_next
+        park = continues and self.config.between_turns == "keep" and self.config.keeps_parked
         self.kv.release(f.sequence, Release.PARK if park else Release.FINISH)
         if park:
             self._parked_sessions.add(f.request.session)
@@ -313,59 +314,58 @@ class Engine:
         assert plan.exhausted is not None
         s, refused = plan.exhausted
         if self.config.oom == "stop":
-            self._die(plan, self._refused_facts(s, refused))
+            self._die(self._refused_facts(s, refused))
             return
         for request, failed in self.scheduler.fail(plan, self.kv, s.id, Fail.REJECT):
             generated = failed.num_tokens - request.prompt_tokens
             self._end(request, now, generated, Status.REJECTED, "out_of_memory")
 
     def _refused_facts(self, s: KVSequence, refused: Refused) -> OomFacts:
-        usage, limit = self.arena.usage(), self.arena.usage().reserved
+        """The facts of a sequence that its pool refused, as an allocator would state them."""
+        usage, kv = self.arena.usage(), self.kv.usage()
         return OomFacts(
-            allocator=f"{self.arena.name}: {refused.reason}",
+            allocator=f"{self.arena.name} ({refused.reason})",
             asked_bytes=refused.need_bytes,
             need_bytes=refused.need_bytes,
             tag=Tag.KV,
             owner=s.id,
             stream=0,
-            capacity_bytes=self.books.driver.mem_info()[1],
-            limit_bytes=limit,
+            capacity_bytes=self.books.driver.capacity_bytes,
+            limit_bytes=usage.reserved,
             reserved_bytes=usage.reserved,
             allocated_bytes=usage.allocated,
             requested_bytes=usage.requested,
             largest_free_bytes=refused.free_bytes,
             cached_free_bytes=refused.free_bytes,
             driver_free_bytes=0,
+            owner_bytes=sum(b.size for b in self.kv.walk() if b.owner == s.id),
+            growth_copy_bytes=kv.growth_copy,
+            unfilled_bytes=kv.unfilled,
+            parked_bytes=kv.parked,
         )
 
-    def _die(self, plan: Plan, facts: OomFacts) -> None:
+    def _die(self, facts: OomFacts) -> None:
         """The process dies: keep the record, the last row and the map of this moment."""
         now = int(self.env.now)
         usages = [a.usage() for a in self.books.allocators]
         arena = self.arena.usage()
-        kv = self.kv.usage()
-        weights = sum(u.requested_by_tag[Tag.WEIGHT] + u.requested_by_tag[Tag.ACTIVATION] for u in usages)
-        outside = weights - arena.requested_by_tag[Tag.WEIGHT] - arena.requested_by_tag[Tag.ACTIVATION]
+        weights = sum(_loaded(u) for u in usages)
         complete = replace(
             facts,
-            capacity_bytes=self.books.driver.mem_info()[1],
             # The record's limit is of the whole device: what the arena may have, and what stands beside it.
-            limit_bytes=facts.limit_bytes + outside + self.books.static_bytes,
+            limit_bytes=facts.limit_bytes + weights - _loaded(arena) + self.books.static_bytes,
             weights_bytes=weights,
             static_bytes=self.books.static_bytes,
-            owner_bytes=sum(b.size for b in self.kv.walk() if b.owner == facts.owner and b.state != "free"),
-            growth_copy_bytes=kv.growth_copy,
-            unfilled_bytes=kv.unfilled,
             rounding_bytes=sum(u.allocated - u.requested for u in usages),
             other_arenas_free_bytes=sum(u.reserved - u.allocated for u in usages) - (arena.reserved - arena.allocated),
-            parked_bytes=kv.parked,
             tenants_bytes=self.books.driver.tenants_bytes,
             pending_bytes=sum(u.pending for u in usages),
         )
         request = self._request_of.get(facts.owner, -1)
         self.oom = OomRecord.of(complete, time_ns=now, request=request)
         self.recorder.now_ns = now
-        tokens = kv.token // self.books.token_bytes
+        # The step was not committed: the tokens that are physically there are the policy's to count.
+        tokens = self.kv.usage().token // self.books.token_bytes
         self.recorder.row(now, self.books.row(tokens), self._counts(), self.kv)
         self.recorder.address_map(now, self.kv)
 
@@ -379,6 +379,11 @@ class Engine:
             self.recorder.end_request(RequestTimes(r), -1, 0, Status.UNFINISHED, "not_submitted")
         for r in arrivals:
             self.recorder.end_request(RequestTimes(r), -1, 0, Status.UNFINISHED, "not_submitted")
+
+
+def _loaded(usage: AllocatorUsage) -> int:
+    """Bytes of an allocator that are held from start to end: weights and the activation reserve."""
+    return usage.requested_by_tag[Tag.WEIGHT] + usage.requested_by_tag[Tag.ACTIVATION]
 
 
 def batch_of(plan: Plan) -> BatchShape:

@@ -22,7 +22,6 @@ from hbmtwin.sim.engine_rules import (
     rules_for,
 )
 
-
 SAFE_UTILIZATION = 0.95
 """The most that is advised: above it nothing is left for what the engine allocates after its plan."""
 

@@ -75,7 +75,7 @@ class RequestTimes:
 class Recorder:
     """Collects rows; :meth:`timeline` and its sisters make the tables."""
 
-    allocators: Sequence[DeviceAllocator]
+    allocators: list[DeviceAllocator]
     """Watched from here on; make the recorder before anything is allocated, or the trace misses it."""
     interval_ns: int
     checkpoint_ns: int = 0
@@ -100,8 +100,14 @@ class Recorder:
         self._steps |= {name: [] for name in ("context_tokens", "preempted")}
         self._trace = {name: [] for name in ("op", "id", "size", "stream", "arg", "step", "time_ns", "tag", "owner")}
         self._trace["allocator"] = []
-        for allocator in self.allocators:
-            allocator.observer = partial(self._store, allocator.name) if self.trace_wanted else self._count
+        allocators, self.allocators = self.allocators, []
+        for allocator in allocators:
+            self.watch(allocator)
+
+    def watch(self, allocator: DeviceAllocator) -> None:
+        """Count an allocator's operations from here on, and show it in address maps."""
+        self.allocators.append(allocator)
+        allocator.observer = partial(self._store, allocator.name) if self.trace_wanted else self._count
 
     @property
     def last_row_ns(self) -> int:

@@ -79,7 +79,9 @@ class MemorySection(Section):
     )
     activation_bytes: Bytes | None = Field(None, ge=0, description="activation peak; default: estimated")
     static_bytes: Bytes | None = Field(None, ge=0, description="context and libraries; default: estimated")
-    oom: Literal["stop", "reject", "preempt"] = Field("preempt", description="what the server does when memory is out")
+    oom: Literal["stop", "reject", "preempt"] | None = Field(
+        None, description="when memory is out: stop, reject or preempt; default: preempt for paged, else stop"
+    )
     admission: Literal["none", "reserve"] = Field(
         "none", description="contiguous only: reserve admits what fits at full length"
     )
@@ -105,7 +107,7 @@ class WorkloadSection(Section):
     users: int | None = Field(None, ge=1, description="closed loop: users that wait for their answer")
     request_rate: float | None = Field(None, gt=0, description="open loop: Poisson arrivals per second; inf: at once")
     burstiness: float = Field(1.0, gt=0, description="1: Poisson")
-    num_prompts: int | None = Field(None, ge=0, description="requests in all; of a trace: its first ones")
+    num_prompts: int | None = Field(None, ge=1, description="requests in all; of a trace: its first ones")
     time_scale: float = Field(1.0, gt=0, description="factor on the times of a trace")
     prompt_tokens: LengthSpec | None = Field(None, description="new prompt tokens of a turn")
     output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
@@ -117,7 +119,9 @@ class SessionSection(Section):
         "drop", description="what happens to a session's KV until its next turn"
     )
     turns: LengthSpec | None = Field(None, description="turns of a session")
-    think_time_s: float | None = Field(None, ge=0, description="mean time from an answer to the next turn")
+    think_time_s: Annotated[float, Field(ge=0)] | dict[str, Any] | None = Field(
+        None, description="time from an answer to the next turn: seconds, or a table like those of tokens"
+    )
 
 
 class ResultsSection(Section):
@@ -297,7 +301,8 @@ def _explain(error: Any) -> str:
         str(part) for part in error["loc"] if not str(part).startswith(("function-", "constrained-", "dict["))
     )
     if error["type"] == "extra_forbidden":
-        return f"{path}: unknown key{_near(path, known_keys())}"
+        known = [*Scenario.model_fields] if len(error["loc"]) == 1 else known_keys()
+        return f"{path}: unknown key{_near(path, known)}"
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{path}: {message[0].lower()}{message[1:]}, not {error['input']!r}"
 

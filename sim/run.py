@@ -1,0 +1,254 @@
+"""From a scenario to a result: every part is built here, once, and handed to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from importlib.metadata import version
+from typing import Any
+
+from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
+from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
+from hbmtwin.allocators.records import KVLayout
+from hbmtwin.allocators.registry import device_allocators, kv_policies
+from hbmtwin.kernels.records import CostModel, DeviceSpec, ModelShape
+from hbmtwin.kernels.roofline import RooflineCost
+from hbmtwin.kernels.weights import weight_tensors
+from hbmtwin.sim import catalog, legality, summary
+from hbmtwin.sim.books import Books
+from hbmtwin.sim.engine import Engine, EngineConfig, Progress
+from hbmtwin.sim.forward import Forward
+from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
+from hbmtwin.sim.recorder import Recorder
+from hbmtwin.sim.result import Result
+from hbmtwin.sim.scenario import Scenario, ScenarioError
+from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
+from hbmtwin.sim.traffic import source_of
+from hbmtwin.workloads.records import Source
+
+
+class DoesNotFit(RuntimeError):
+    """The server would not start: the plan leaves no room for KV, or not enough for one longest request."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        super().__init__(budget.reason)
+        self.budget = budget
+
+
+class Twin:
+    """The parts of one run, built from a scenario and not yet started.
+
+    Raise ScenarioError, CatalogError, WorkloadError, or DoesNotFit if the server would not start.
+    *source* and *cost* stand in for the scenario's own, for research and tests.
+    """
+
+    def __init__(self, scenario: Scenario, *, source: Source | None = None, cost: CostModel | None = None) -> None:
+        legality.check(scenario)
+        self.scenario = scenario
+        self.model = catalog.model(scenario.model.name)
+        self.device = _device(scenario)
+        self.max_model_len = _max_model_len(scenario, self.model)
+        tp = scenario.engine.tensor_parallel_size
+        try:
+            self.layout = KVLayout(
+                num_layers=self.model.num_layers,
+                num_kv_heads=self.model.num_kv_heads,
+                head_dim=self.model.head_dim,
+                dtype_bytes=2 if scenario.kv_cache.dtype != "auto" else self.model.dtype_bytes,
+                tensor_parallel_size=tp,
+            )
+            self.cost: CostModel = cost or RooflineCost(
+                self.model, self.device, tensor_parallel_size=tp, kv_token_bytes=self.layout.token_bytes
+            )
+        except ValueError as error:
+            raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
+        self.block_size = scenario.kv_cache.block_size or self.device.default_block_size
+        self.budget = self._budget()
+        if not self.budget.fits:
+            raise DoesNotFit(self.budget)
+        self.source = source or source_of(scenario)
+        self._build_memory()
+        config = SchedulerConfig(
+            max_model_len=self.max_model_len,
+            max_num_seqs=scenario.scheduler.max_num_seqs,
+            max_num_batched_tokens=scenario.scheduler.max_num_batched_tokens,
+            oom=legality.effective_oom(scenario),
+        )
+        make_scheduler: Any = schedulers.get(scenario.scheduler.policy)
+        self.scheduler: Scheduler = make_scheduler(config)
+
+    def _budget(self) -> MemoryBudget:
+        s = self.scenario
+        return memory_budget(
+            self.model,
+            self.device,
+            tensor_parallel_size=s.engine.tensor_parallel_size,
+            gpu_memory_utilization=s.engine.gpu_memory_utilization,
+            max_model_len=self.max_model_len,
+            max_num_seqs=s.scheduler.max_num_seqs,
+            max_num_batched_tokens=s.scheduler.max_num_batched_tokens,
+            kv_token_bytes=self.layout.token_bytes,
+            block_size=self.block_size,
+            other_tenant_bytes=s.device.other_tenant_bytes,
+            activation_bytes=s.memory.activation_bytes,
+        )
+
+    def _build_memory(self) -> None:
+        s, budget = self.scenario, self.budget
+        self.driver = HbmDriver(budget.total_bytes, tenants_bytes=s.device.other_tenant_bytes)
+        self.static_bytes = 0
+        static = budget.static_bytes + budget.graph_bytes if s.memory.static_bytes is None else s.memory.static_bytes
+        if static:
+            before = self.driver.mem_info()[0]
+            if self.driver.alloc(static) is None:
+                raise ScenarioError(f"memory.static_bytes: {static} bytes are more than the {before} that are free")
+            self.static_bytes = before - self.driver.mem_info()[0]
+        # What the budget grants to torch: the same cap for every policy, so that a comparison compares policies.
+        limit = budget.weights_bytes + budget.activation_bytes + budget.kv_bytes
+        settings: dict[str, Any] = {
+            "flavour": "torch_npu" if self.device.vendor == "ascend" else "torch_cuda",
+            "alloc_conf": s.memory.alloc_conf,
+            "fit": s.memory.fit,
+        }
+        self.general = self._allocator(s.memory.general, {**settings, "limit_bytes": limit})
+        self.recorder = Recorder(
+            allocators=[self.general],
+            interval_ns=max(1, round(s.results.interval_s * 1e9)),
+            checkpoint_ns=round(s.results.checkpoint_s * 1e9),
+            steps_wanted=s.results.steps,
+            trace_wanted=s.results.memory_trace,
+        )
+        self.forward = Forward(self.general, self.model.num_layers)
+        tensors = weight_tensors(self.model, s.engine.tensor_parallel_size)
+        self.forward.load(tensors, budget.activation_bytes)
+        left = min(limit - self.general.usage().reserved, self.driver.mem_info()[0])
+        self.arena = self.general
+        if s.memory.kv_arena != s.memory.general:
+            region = left // PAGE_UNIT * PAGE_UNIT
+            self.arena = self._allocator(s.memory.kv_arena, {**settings, "limit_bytes": region})
+            self.recorder.watch(self.arena)
+        self.kv_budget_bytes = left
+        policy: Any = kv_policies.get(s.kv_cache.policy)
+        given = {name: getattr(s.kv_cache, name) for name in type(s.kv_cache).model_fields}
+        given |= {
+            "block_size": self.block_size,
+            "max_model_len": self.max_model_len,
+            "admission": s.memory.admission,
+            "limit_bytes": left,
+            "num_blocks": pool_blocks(self.layout, self.arena, left, self.block_size),
+            **s.kv_cache.options,
+        }
+        self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
+
+    def _allocator(self, name: str, settings: dict[str, Any]) -> DeviceAllocator:
+        make: Any = device_allocators.get(name)
+        try:
+            allocator: DeviceAllocator = make(self.driver, _config(make.Config, settings))
+        except ValueError as error:
+            raise ScenarioError(f"memory.alloc_conf: {error}") from None
+        return allocator
+
+    def run(self, *, progress: Callable[[Progress], None] | None = None, step_mode: bool = False) -> Result:
+        """Run to the end of the traffic, or to the server's death."""
+        s = self.scenario
+        allocators = [self.general] if self.arena is self.general else [self.general, self.arena]
+        books = Books(
+            self.driver, allocators, self.kv, static_bytes=self.static_bytes, token_bytes=self.layout.token_bytes
+        )
+        engine = Engine(
+            EngineConfig(
+                oom=legality.effective_oom(s),
+                between_turns=s.session.between_turns,
+                keeps_parked=s.kv_cache.policy == "contiguous",
+                step_mode=step_mode,
+            ),
+            self.source,
+            self.scheduler,
+            self.kv,
+            self.arena,
+            self.forward,
+            self.cost,
+            books,
+            self.recorder,
+            progress,
+        )
+        engine.run()
+        self.driver.check()
+        for allocator in allocators:
+            allocator.check()
+        self.kv.check()
+        return self._result(engine, allocators)
+
+    def _result(self, engine: Engine, allocators: list[DeviceAllocator]) -> Result:
+        timeline, requests = self.recorder.timeline(), self.recorder.requests()
+        stats = [a.stats() for a in allocators]
+        ends = requests.loc[requests["end_ns"] >= 0, "end_ns"]
+        return Result(
+            scenario=self.scenario,
+            summary={
+                **summary.request_counts(requests),
+                "preemptions": engine.preemptions,
+                "oom": None if engine.oom is None else engine.oom.to_dict(),
+                "capacity_bytes": self.driver.capacity_bytes,
+                "kv_budget_bytes": self.kv_budget_bytes,
+                "peak_reserved_bytes": sum(x["reserved_bytes.all.peak"] for x in stats),
+                "peak_requested_bytes": sum(x["requested_bytes.all.peak"] for x in stats),
+                "num_alloc_retries": sum(x.get("num_alloc_retries", 0) for x in stats),
+                **summary.memory_means(timeline, self.kv_budget_bytes),
+                **summary.latencies(requests),
+                "makespan_s": (int(ends.max()) if len(ends) else 0) / 1e9,
+                "simulated_output_tokens": int(requests["output_tokens"].sum()),
+                "basis": self.cost.basis,
+                "seed": self.scenario.seed,
+                "version": version("hbmtwin"),
+                "notes": list(legality.notes(self.scenario)),
+            },
+            timeline=timeline,
+            requests=requests,
+            checkpoints=self.recorder.checkpoints(),
+            steps=self.recorder.steps(),
+            memory_trace=self.recorder.memory_trace(),
+        )
+
+
+def run(scenario: Scenario, *, progress: Callable[[Progress], None] | None = None) -> Result:
+    """Simulate a scenario. Raise ScenarioError, CatalogError, WorkloadError or DoesNotFit."""
+    return Twin(scenario).run(progress=progress)
+
+
+def pool_blocks(layout: KVLayout, arena: DeviceAllocator, left_bytes: int, block_size: int) -> int:
+    """How many KV blocks of all layers fit in *left_bytes*, K and V of each layer being one tensor of the arena.
+
+    vLLM divides the bytes by the block's and lets the allocator round on top, outside its plan; here the rounding
+    lies under the cap, so the pool may be a few blocks smaller than vLLM's log says. At least 1.
+    """
+    tensors = 2 * layout.num_layers
+    blocks = max(1, left_bytes // (block_size * layout.token_bytes))
+    while blocks > 1 and tensors * arena.footprint(blocks * block_size * layout.tensor_token_bytes) > left_bytes:
+        blocks -= 1
+    return blocks
+
+
+def _config(config: Any, values: dict[str, Any]) -> Any:
+    """Make a policy's own settings from those of the scenario that it knows."""
+    names = {f.name for f in fields(config)}
+    return config(**{name: value for name, value in values.items() if name in names})
+
+
+def _device(scenario: Scenario) -> DeviceSpec:
+    device = catalog.device(scenario.device.name)
+    if scenario.device.memory_bytes is None:
+        return device
+    return replace(device, memory_bytes=scenario.device.memory_bytes)
+
+
+def _max_model_len(scenario: Scenario, model: ModelShape) -> int:
+    wanted = scenario.engine.max_model_len
+    if wanted is None:
+        return model.max_position_embeddings
+    if wanted > model.max_position_embeddings:
+        raise ScenarioError(
+            f"engine.max_model_len: {wanted} is more than the {model.max_position_embeddings} positions of "
+            f"{model.name}; take at most that"
+        )
+    return wanted

@@ -1,0 +1,71 @@
+"""The traffic of a scenario: a trace, users in a closed loop, arrivals in an open one, or the built-in workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hbmtwin.sim.scenario import LengthSpec, Scenario, ScenarioError
+from hbmtwin.workloads.arrivals import Arrivals
+from hbmtwin.workloads.builtin import (
+    BURSTS,
+    NUM_PROMPTS,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    REQUEST_RATE,
+    SYSTEM_PROMPT_TOKENS,
+    THINK_TIME,
+    TURNS,
+)
+from hbmtwin.workloads.closed_loop import ClosedLoop
+from hbmtwin.workloads.conversations import Conversations
+from hbmtwin.workloads.lengths import Length, length_from
+from hbmtwin.workloads.open_loop import OpenLoop
+from hbmtwin.workloads.records import Source, WorkloadError
+from hbmtwin.workloads.think_times import ThinkTime, think_time_from
+from hbmtwin.workloads.traces import open_trace
+
+
+def source_of(scenario: Scenario) -> Source:
+    """Build a scenario's traffic. Raise ScenarioError for its settings, WorkloadError for a bad file.
+
+    ``workload.trace`` wins; else ``workload.users`` makes a closed loop and ``workload.request_rate`` an open one;
+    with neither the built-in workload runs. What the workload keys leave open is the built-in workload's.
+    """
+    w = scenario.workload
+    if w.trace is not None:
+        return open_trace(Path(w.trace), time_scale=w.time_scale, num_prompts=w.num_prompts)
+    if w.users is not None and w.request_rate is not None:
+        raise ScenarioError("workload.users: a closed loop has no request_rate; give one of the two")
+    num_prompts = NUM_PROMPTS if w.num_prompts is None else w.num_prompts
+    try:
+        conversations = _conversations(scenario)
+        if w.users is not None:
+            return ClosedLoop(conversations, users=w.users, num_prompts=num_prompts)
+        if w.request_rate is not None:
+            arrivals = Arrivals(w.request_rate, burstiness=w.burstiness)
+        else:
+            arrivals = Arrivals(REQUEST_RATE, burstiness=w.burstiness, bursts=BURSTS)
+        return OpenLoop(conversations, arrivals, num_prompts=num_prompts)
+    except WorkloadError as error:
+        raise ScenarioError(str(error)) from None
+
+
+def _conversations(scenario: Scenario) -> Conversations:
+    w, session = scenario.workload, scenario.session
+    return Conversations(
+        seed=scenario.seed,
+        prompt_tokens=_length("workload.prompt_tokens", w.prompt_tokens, PROMPT_TOKENS),
+        output_tokens=_length("workload.output_tokens", w.output_tokens, OUTPUT_TOKENS),
+        turns=_length("session.turns", session.turns, TURNS),
+        think_time=_think_time(session.think_time_s),
+        system_prompt_tokens=(SYSTEM_PROMPT_TOKENS if w.system_prompt_tokens is None else w.system_prompt_tokens),
+    )
+
+
+def _length(key: str, spec: LengthSpec | None, default: Length) -> Length:
+    return default if spec is None else length_from(spec, key)
+
+
+def _think_time(spec: float | dict[str, Any] | None) -> ThinkTime:
+    return THINK_TIME if spec is None else think_time_from(spec, "session.think_time_s")
