@@ -21,7 +21,7 @@ from hbmtwin.allocators.records import AllocatorUsage, KVSequence, Refused, Rele
 from hbmtwin.kernels.records import BatchShape, CostModel
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.forward import Forward
-from hbmtwin.sim.recorder import Recorder, RequestTimes
+from hbmtwin.sim.recorder import Counts, Recorder, RequestTimes
 from hbmtwin.sim.scheduler import Fail, Finished, Plan, Scheduler
 from hbmtwin.workloads.records import Request, Source, Status
 
@@ -113,7 +113,6 @@ class Engine:
         self.completed = 0
         self.preemptions = 0
         self.hit_tokens = 0
-        self.parked = 0
         self.events = 0
         self._wake = self.env.event()
         self._live: dict[int, RequestTimes] = {}
@@ -193,8 +192,9 @@ class Engine:
                 continue
             work_ns = self._work_ns()
             leap = self._leap(plan, start, work_ns, changed)
+            counts = self._counts()  # rows within the leap stand before the arrival that may cut it
             yield _Last(env, leap.end_of(leap.steps) - start)
-            self._finish_leap(plan, leap, start)
+            self._finish_leap(plan, leap, start, counts)
 
     def _leap(self, plan: Plan, start: int, work_ns: int, changed: bool) -> _Leap:
         """As many steps of the plan as are certain to be alike and reach no further than the next event."""
@@ -206,7 +206,7 @@ class Engine:
             leap = replace(leap, steps=min(k, leap.reaching(int(next_event))))
         return leap
 
-    def _finish_leap(self, plan: Plan, leap: _Leap, start: int) -> None:
+    def _finish_leap(self, plan: Plan, leap: _Leap, start: int, counts: Counts) -> None:
         now, k, done = int(self.env.now), leap.steps, 1
         self.recorder.now_ns = now
         first = sum(new for _, new in plan.scheduled)
@@ -214,7 +214,7 @@ class Engine:
         for step, time_ns in self._rows_within(leap):
             self.kv.advance(plan.decoding, step - done)
             done = step
-            self._row(time_ns, tokens + first + (step - 1) * len(plan.decoding))
+            self._row(time_ns, tokens + first + (step - 1) * len(plan.decoding), counts)
         self.kv.advance(plan.decoding, k - done)
         self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted)
         for s, new in plan.scheduled:
@@ -245,19 +245,19 @@ class Engine:
                 return
             yield step, leap.end_of(step)
 
-    def _row(self, time_ns: int, running_tokens: int | None = None) -> None:
+    def _row(self, time_ns: int, running_tokens: int | None = None, counts: Counts | None = None) -> None:
         tokens = self.scheduler.running_tokens if running_tokens is None else running_tokens
-        self.recorder.row(time_ns, self.books.row(tokens), self._counts(), self.kv)
+        self.recorder.row(time_ns, self.books.row(tokens), counts or self._counts(), self.kv)
         interval = self.recorder.interval_ns
         self._next_tick_ns = (time_ns // interval + 1) * interval
 
-    def _counts(self) -> tuple[int, int, int, int, int]:
-        return (
-            self.scheduler.num_running,
-            self.scheduler.num_waiting,
-            len(self._parked_sessions),
-            self.preemptions,
-            self.hit_tokens,
+    def _counts(self) -> Counts:
+        return Counts(
+            running=self.scheduler.num_running,
+            waiting=self.scheduler.num_waiting,
+            parked=len(self._parked_sessions),
+            preemptions=self.preemptions,
+            hit_tokens=self.hit_tokens,
         )
 
     def _work_ns(self) -> int:

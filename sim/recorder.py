@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -18,7 +19,20 @@ from hbmtwin.allocators.records import KVSequence, Tag
 from hbmtwin.sim.books import Row
 from hbmtwin.workloads.records import Request, Status
 
-COUNTS = ("running", "waiting", "parked", "preemptions", "hit_tokens")
+
+class Counts(NamedTuple):
+    """The columns of a timeline row that count things, not bytes."""
+
+    running: int
+    waiting: int
+    parked: int
+    """Sessions whose history waits for the next turn."""
+    preemptions: int
+    """So far."""
+    hit_tokens: int
+    """Tokens found in memory at admission, so far."""
+
+
 REQUEST_COLUMNS = (
     "id",
     "session",
@@ -85,7 +99,7 @@ class Recorder:
     step: int = 0
     now_ns: int = 0
     """Kept by the engine, so that operations can be stamped."""
-    _timeline: _Columns = field(default_factory=lambda: _Columns(("time_ns", *Row._fields, *COUNTS)))
+    _timeline: _Columns = field(default_factory=lambda: _Columns(("time_ns", *Row._fields, *Counts._fields)))
     _requests: _Columns = field(default_factory=lambda: _Columns(REQUEST_COLUMNS))
     _ends: list[tuple[str, str]] = field(default_factory=list)
     _maps: list[list[MapRow]] = field(default_factory=list)
@@ -126,7 +140,7 @@ class Recorder:
         for column, value in zip(self._trace.values(), (*row, allocator), strict=True):
             column.append(value)
 
-    def row(self, time_ns: int, row: Row, counts: Sequence[int], kv: KVPolicy) -> None:
+    def row(self, time_ns: int, row: Row, counts: Counts, kv: KVPolicy) -> None:
         """Write a timeline row, and an address map when one is due."""
         self._timeline.append((time_ns, *row, *counts))
         if time_ns >= self._next_map_ns:
