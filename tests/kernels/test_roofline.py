@@ -1,0 +1,194 @@
+"""The default cost model: leaps are exact sums, time rises with work, and its numbers are those that were measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hbmtwin.kernels.records import BatchShape, CostModel, DeviceSpec, ModelShape
+from hbmtwin.kernels.roofline import RooflineCost
+from hbmtwin.sim.catalog import device
+
+LLAMA_8B = ModelShape("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072)
+QWEN3_8B = ModelShape("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936, 40960)
+QWEN3_32B = ModelShape("qwen3-32b", 64, 5120, 25600, 64, 8, 128, 151936, 40960)
+
+B2 = device("ascend-910b2")
+A100 = device("a100-80gb")
+
+
+def cost(model: ModelShape = LLAMA_8B, on: DeviceSpec = B2, tp: int = 1) -> RooflineCost:
+    heads = max(1, model.num_kv_heads // tp)
+    return RooflineCost(
+        model, on, tensor_parallel_size=tp, kv_token_bytes=model.num_layers * 2 * heads * model.head_dim * 2
+    )
+
+
+def decode(count: int, context: int) -> BatchShape:
+    return BatchShape(decode_count=count, kv_read_tokens=count * context, kv_read_growth=count, longest_context=context)
+
+
+def later(b: BatchShape, steps: int) -> BatchShape:
+    """The batch of the leap's step number *steps*."""
+    return replace(
+        b, kv_read_tokens=b.kv_read_tokens + steps * b.kv_read_growth, longest_context=b.longest_context + steps
+    )
+
+
+batches = st.builds(lambda count, context: decode(count, context), st.integers(1, 256), st.integers(1, 20_000))
+models_of_cost = st.sampled_from(
+    [
+        cost(),
+        cost(QWEN3_8B, A100),
+        cost(QWEN3_32B, B2, 4),
+        cost(LLAMA_8B, replace(B2, host_step_ns=17_000_000)),
+    ]
+)
+
+
+def test_it_is_a_cost_model_and_says_how_far_to_trust_it() -> None:
+    model: CostModel = cost()
+    assert model.basis == "default, uncalibrated"
+
+
+@given(models_of_cost, batches, st.integers(0, 120))
+def test_a_leap_is_exactly_the_sum_of_its_steps(model: RooflineCost, b: BatchShape, k: int) -> None:
+    assert model.leap_ns(b, k) == sum(model.step_ns(later(b, i)) for i in range(k))
+
+
+def test_leaps_that_multiply_or_that_floor_once_are_caught() -> None:
+    model, b, k = cost(), decode(64, 1000), 1000
+    exact = sum(model.step_ns(later(b, i)) for i in range(k))
+    first, last = model.step_ns(b), model.step_ns(later(b, k - 1))
+    assert model.leap_ns(b, k) == exact
+    assert k * first != exact
+    assert k * (first + last) // 2 != exact
+
+
+@given(models_of_cost, batches, st.integers(1, 10**9), st.integers(1, 10**9))
+def test_leaps_add_up_however_they_are_cut(model: RooflineCost, b: BatchShape, j: int, k: int) -> None:
+    assert model.leap_ns(b, j + k) == model.leap_ns(b, j) + model.leap_ns(later(b, j), k)
+
+
+@given(models_of_cost, batches, st.integers(-5, 10**13))
+def test_steps_covering_is_the_smallest(model: RooflineCost, b: BatchShape, dt_ns: int) -> None:
+    k = model.steps_covering(b, dt_ns)
+    assert k >= 1
+    assert model.leap_ns(b, k) >= dt_ns
+    assert k == 1 or model.leap_ns(b, k - 1) < dt_ns
+
+
+def test_steps_covering_meets_a_step_end_exactly() -> None:
+    model, b = cost(), decode(8, 500)
+    end = model.leap_ns(b, 37)
+    assert model.steps_covering(b, end) == 37
+    assert model.steps_covering(b, end + 1) == 38
+
+
+@given(models_of_cost, batches, st.integers(0, 64), st.integers(0, 5000))
+def test_more_work_never_takes_less_time(model: RooflineCost, b: BatchShape, more: int, longer: int) -> None:
+    larger = decode(b.decode_count + more, b.longest_context + longer)
+    assert model.step_ns(larger) >= model.step_ns(b) >= 1
+    prefill = BatchShape(prefill=((more + 1, longer),))
+    assert model.step_ns(BatchShape(prefill=((more + 2, longer + 1),))) >= model.step_ns(prefill)
+    assert model.step_ns(replace(b, prefill=prefill.prefill)) >= model.step_ns(b)
+
+
+def test_decode_of_qwen3_8b_is_within_the_range_of_the_measured_step() -> None:
+    # xLLM pull request 2053: 14.74 ms per token at batch 1, 2048 tokens in and 1024 out, so 2560 on average.
+    figure = cost(QWEN3_8B).step_ns(decode(1, 2560)) / 1e6
+    fastest = cost(QWEN3_8B, replace(B2, weight_bandwidth_efficiency=0.84, layer_overhead_ns=30_000))
+    slowest = cost(QWEN3_8B, replace(B2, weight_bandwidth_efficiency=0.625, layer_overhead_ns=80_000))
+    assert fastest.step_ns(decode(1, 2560)) < 14_740_000 < slowest.step_ns(decode(1, 2560))
+    assert figure == pytest.approx(14.74, rel=0.07)
+
+
+def test_prefill_of_qwen3_8b_is_near_the_measured_time_to_first_token() -> None:
+    # The same source: 134.8 ms for 2048 tokens.
+    assert cost(QWEN3_8B).step_ns(BatchShape(prefill=((2048, 0),))) / 1e6 == pytest.approx(134.8, rel=0.05)
+
+
+def test_decode_of_qwen3_32b_on_four_ranks_is_near_the_measured_step() -> None:
+    # asc 11266: 34.2 ms per token with 8 in flight a replica, 16384 tokens in and 2048 out, full decode graph.
+    assert cost(QWEN3_32B, tp=4).step_ns(decode(8, 17_408)) / 1e6 == pytest.approx(34.2, rel=0.15)
+
+
+def test_a_short_decode_step_waits_for_the_host_and_a_prefill_for_each_layer() -> None:
+    small = ModelShape("small", 4, 512, 2048, 8, 8, 64, 32000, 4096)
+    assert cost(small).step_ns(decode(1, 10)) == 8_000_000
+    many_layers = replace(small, num_layers=24)
+    assert cost(many_layers).step_ns(BatchShape(prefill=((16, 0),))) == 24 * 650_000
+
+
+def test_few_tokens_cost_the_same_until_their_flops_outlast_the_weights() -> None:
+    # Peak over bandwidth: about 172 rows with the default efficiencies.
+    model = cost(QWEN3_8B, replace(B2, host_layer_ns=0))
+    alone = model.step_ns(BatchShape(decode_count=1))
+    assert model.step_ns(BatchShape(decode_count=150)) == alone
+    assert model.step_ns(BatchShape(decode_count=400)) > 1.5 * alone
+
+
+def test_a_late_chunk_of_a_long_prompt_is_bound_by_reading_its_context() -> None:
+    model = cost(LLAMA_8B, replace(B2, host_layer_ns=0))
+    near = model.step_ns(BatchShape(prefill=((2, 0),)))
+    far = model.step_ns(BatchShape(prefill=((2, 100_000),)))
+    assert (far - near) / 1e6 == pytest.approx(100_000 * 131_072 / 0.8e12 * 1e3, rel=1e-3)
+
+
+def test_a_mixed_step_makes_two_kinds_of_attention_call() -> None:
+    model = cost(LLAMA_8B, replace(A100, attention_launch_ns=1_000_000, weight_bandwidth_efficiency=1e-3))
+    chunk, batch = ((4, 0),), decode(2, 10)
+    mixed = model.step_ns(replace(batch, prefill=chunk))
+    apart = model.step_ns(batch)
+    assert mixed - apart == pytest.approx(32_000_000, rel=1e-3)
+
+
+def test_ranks_share_the_weights_and_pay_for_their_all_reduces() -> None:
+    one, two = cost(tp=1).step_ns(decode(1, 100)), cost(tp=2).step_ns(decode(1, 100))
+    assert one / 2 < two < one
+    free = replace(B2, allreduce_ns={2: 0}, link_bandwidth_bytes_per_s=1e18)
+    assert two - cost(on=free, tp=2).step_ns(decode(1, 100)) == pytest.approx(64 * 30_000, rel=0.01)
+
+
+def test_ranks_without_a_figure_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no all-reduce time for tensor_parallel_size 16; known sizes: 1, 2, 4, 8"):
+        cost(tp=16)
+
+
+def test_unknown_attention_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"no cost model of attention 'standard'; there are: flash"):
+        RooflineCost(LLAMA_8B, B2, kv_token_bytes=131_072, attention="standard")
+    with pytest.raises(ValueError, match="kv_token_bytes must be at least 1, not 0"):
+        RooflineCost(LLAMA_8B, B2, kv_token_bytes=0)
+
+
+def test_only_decode_leaps() -> None:
+    batch = BatchShape(prefill=((100, 0),))
+    assert cost().leap_ns(batch, 1) == cost().step_ns(batch)
+    with pytest.raises(ValueError, match="cannot be repeated 2 times"):
+        cost().leap_ns(batch, 2)
+    with pytest.raises(ValueError, match="at least 0 steps"):
+        cost().leap_ns(decode(1, 1), -1)
+
+
+def test_an_empty_batch_costs_the_fixed_part_of_a_step() -> None:
+    assert cost(on=A100).step_ns(BatchShape()) == 500_000
+
+
+def test_memory_management_is_charged_per_call_sync_and_byte() -> None:
+    model = cost()
+    assert model.work_ns(driver_calls=3, syncs=2, copied_bytes=0, swapped_bytes=0) == 3 * 200_000 + 2 * 250_000
+    copied = model.work_ns(driver_calls=0, syncs=0, copied_bytes=1 << 30, swapped_bytes=0)
+    assert copied / 1e6 == pytest.approx(2 * (1 << 30) / 1.248e12 * 1e3, rel=1e-3)
+    swapped = model.work_ns(driver_calls=0, syncs=0, copied_bytes=0, swapped_bytes=1 << 30)
+    assert swapped / 1e6 == pytest.approx((1 << 30) / 25e9 * 1e3, rel=1e-3)
+    assert model.work_ns(driver_calls=0, syncs=0, copied_bytes=0, swapped_bytes=0) == 0
+
+
+def test_swapping_over_an_unknown_link_is_refused() -> None:
+    model = cost(on=replace(B2, host_bandwidth_bytes_per_s=0.0))
+    with pytest.raises(ValueError, match="host_bandwidth_bytes_per_s"):
+        model.work_ns(driver_calls=0, syncs=0, copied_bytes=0, swapped_bytes=1)

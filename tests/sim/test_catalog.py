@@ -1,0 +1,191 @@
+"""The catalog: every number has a source, every config is read or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
+from hbmtwin.sim.catalog.device_table import FIGURES, spec_of
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+def config(folder: Path, text: str | bytes | None = None, **changes: Any) -> str:
+    path = folder / "some-model" / "config.json"
+    path.parent.mkdir()
+    if text is None:
+        text = json.dumps({key: value for key, value in {**LLAMA, **changes}.items() if value != "absent"})
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def test_ids() -> None:
+    assert devices() == ("a100-80gb", "ascend-910b2", "ascend-910b4")
+    assert models() == ("llama-2-70b", "llama-2-7b", "llama-3.1-8b")
+
+
+@pytest.mark.parametrize("name", devices())
+def test_every_figure_of_a_device_has_a_source_and_a_confidence(name: str) -> None:
+    spec = device(name)
+    assert set(spec.sources) == set(FIGURES)
+    for source in spec.sources.values():
+        assert "(confidence " in source
+        assert len(source) > 30
+
+
+@pytest.mark.parametrize("name", models())
+def test_every_model_has_a_source(name: str) -> None:
+    assert model(name).source.startswith("config.json of meta-llama/")
+
+
+def test_known_figures() -> None:
+    assert device("ascend-910b2").memory_bytes == 65_452_113_920
+    assert device("ascend-910b4").memory_bytes == 29.5 * (1 << 30)
+    assert device("ascend-910b4").default_block_size == 128
+    assert device("a100-80gb").default_block_size == 16
+    assert device("ascend-910b2").allreduce_ns == {2: 30_000, 4: 50_000, 8: 70_000}
+    assert "29.50 or 29.49 GiB" in device("ascend-910b4").sources["memory_bytes"]
+    llama = model("llama-3.1-8b")
+    assert (llama.num_layers, llama.num_kv_heads, llama.head_dim, llama.max_position_embeddings) == (32, 8, 128, 131072)
+
+
+def test_unknown_ids_come_with_the_nearest() -> None:
+    with pytest.raises(CatalogError, match=r"unknown device 'a100-80': did you mean 'a100-80gb'\?"):
+        device("a100-80")
+    with pytest.raises(CatalogError, match=r"did you mean 'llama-2-7b'\?.*nothing is downloaded"):
+        model("meta-llama/Llama-2-7b-hf")
+    with pytest.raises(CatalogError, match="The catalog has a100-80gb, ascend-910b2, ascend-910b4"):
+        device("tpu")
+
+
+def test_a_config_on_disk_equals_the_catalog(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    read = model(path)
+    known = model("llama-3.1-8b")
+    assert read.name == "some-model"
+    assert read.source == "config.json of some-model"
+    for field in ("num_layers", "hidden_size", "intermediate_size", "num_kv_heads", "head_dim", "vocab_size"):
+        assert getattr(read, field) == getattr(known, field)
+    assert model(str(Path(path).parent)) == read
+
+
+def test_defaults_of_a_config(tmp_path: Path) -> None:
+    read = model(config(tmp_path, num_key_value_heads="absent", torch_dtype="absent", tie_word_embeddings="absent"))
+    assert read.num_kv_heads == 32
+    assert read.head_dim == 128
+    assert read.dtype_bytes == 2
+    assert not read.tie_word_embeddings
+
+
+def test_head_dim_may_differ_from_hidden_over_heads(tmp_path: Path) -> None:
+    assert model(config(tmp_path, head_dim=256)).head_dim == 256
+
+
+def test_an_mlp_without_gate_is_known_by_its_model_type(tmp_path: Path) -> None:
+    assert not model(config(tmp_path, model_type="gpt_neox")).gated_mlp
+
+
+def test_the_text_part_of_a_model_with_images_is_read_and_said_so(tmp_path: Path) -> None:
+    text = {key: value for key, value in LLAMA.items() if key not in ("torch_dtype", "tie_word_embeddings")}
+    nested = {"model_type": "llava", "torch_dtype": "float16", "tie_word_embeddings": True, "text_config": text}
+    read = model(config(tmp_path, json.dumps(nested)))
+    assert read.num_layers == 32
+    assert read.tie_word_embeddings
+    assert "not counted" in read.source
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": "absent"}, "num_hidden_layers is missing"),
+        ({"vocab_size": 0}, r"vocab_size must be a whole number from 1 to \d+, not 0"),
+        ({"hidden_size": -4096}, "hidden_size must be a whole number"),
+        ({"hidden_size": 4096.5}, "hidden_size must be a whole number"),
+        ({"num_key_value_heads": True}, "num_key_value_heads must be a whole number"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number from 1 to 4096"),
+        ({"hidden_size": 4097}, "head_dim is missing, and hidden_size 4097 is no multiple of 32 heads"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' comes with a later release"),
+        ({"num_local_experts": 8}, r"mixture of experts \(num_local_experts\) comes with a later release"),
+        ({"n_routed_experts": 256}, "mixture of experts"),
+        ({"kv_lora_rank": 512}, r"multi-head latent attention \(kv_lora_rank\)"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised weights"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"sliding_window": 4096}, "layers of type sliding_window come with a later release"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layers of type linear_attention"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_config_that_cannot_be_computed_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(CatalogError, match=message) as refused:
+        model(config(tmp_path, **changes))
+    assert "config.json" in str(refused.value)
+
+
+def test_a_window_that_is_switched_off_is_no_window(tmp_path: Path) -> None:
+    assert model(config(tmp_path, sliding_window=131072, use_sliding_window=False)).num_layers == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{\n "hidden_size": 4096,\n oops\n}', "line 3: no valid JSON"),
+        ("", "line 1: no valid JSON"),
+        (b"\xff\xfe\x00", "no valid JSON"),
+        ("[" * 200_000, "no valid JSON"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "no valid JSON"),
+        ("[1, 2]", "must be a JSON object, not list"),
+        (" " * (1 << 20) + "{}", "larger than 1 MiB"),
+    ],
+    ids=["line", "empty", "bytes", "deep", "digits", "list", "large"],
+)
+def test_a_file_that_is_no_config(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        model(config(tmp_path, text))
+
+
+def test_missing_files_and_directories_without_one(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="no such file"):
+        model(str(tmp_path / "config.json"))
+    with pytest.raises(CatalogError, match="no such file"):
+        model(str(tmp_path))
+
+
+def entry() -> dict[str, Any]:
+    figure = {"value": 1, "source": "a log", "confidence": "M"}
+    table: dict[str, Any] = {name: dict(figure) for name in FIGURES}
+    table["allreduce_ns"]["value"] = {"2": 5}
+    return {"vendor": "ascend", **table}
+
+
+def test_a_device_entry_is_held_to_its_rules() -> None:
+    assert spec_of("made-up", entry()).allreduce_ns == {2: 5}
+    bare = entry()
+    del bare["sync_ns"]["source"]
+    with pytest.raises(CatalogError, match="device made-up, sync_ns: a source, and a confidence"):
+        spec_of("made-up", bare)
+    missing = entry()
+    del missing["sync_ns"]
+    with pytest.raises(CatalogError, match="missing or unknown: sync_ns"):
+        spec_of("made-up", missing)
+    outside = entry()
+    outside["sync_ns"] |= {"low": 2, "high": 3}
+    with pytest.raises(CatalogError, match=r"sync_ns: 1 is outside its range 2..3"):
+        spec_of("made-up", outside)
