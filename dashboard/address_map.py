@@ -54,6 +54,9 @@ def address_map(result: Result, time_ns: int) -> go.Figure:
     in_place = bool(kv["address"].isin(blocks.loc[blocks["tag"] == "kv", "address"]).all())
     grid = pd.DataFrame(kv.iloc[:0]) if in_place else kv
     pieces = _pieces(segments, blocks, kv if in_place else kv.iloc[:0])
+    static_bytes = int(result.timeline["static"].iloc[0])  # placed first, so at the bottom, and nobody's block
+    if pieces and 0 < static_bytes <= pieces[0][0]:
+        pieces.insert(0, (0, static_bytes, "static"))
     figure = make_subplots(
         rows=1 if grid.empty else 2,
         cols=1,
@@ -86,8 +89,8 @@ def address_map(result: Result, time_ns: int) -> go.Figure:
     figure.update_yaxes(
         title_text="row's first address (GiB)",
         range=[-(-end // row_bytes) - 0.4, -0.6],
-        tickvals=list(range(-(-end // row_bytes))),
-        ticktext=[f"{row * row_bytes / 2**30:g}" for row in range(-(-end // row_bytes))],
+        tickvals=list(range(0, -(-end // row_bytes), 2)),
+        ticktext=[f"{row * row_bytes / 2**30:g}" for row in range(0, -(-end // row_bytes), 2)],
         row=1,
         col=1,
     )

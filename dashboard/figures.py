@@ -17,8 +17,9 @@ from hbmtwin.dashboard.palette import ALARM, GRID, INK, MEMORY, policy_colour
 from hbmtwin.dashboard.verdict import fate
 
 GIB = 2**30
-MAX_POINTS = 2_000
-"""Rows drawn of one timeline: more than a screen has pixels, few enough for a quick page."""
+COLUMNS = 500
+"""Slices of time that one curve is drawn from: about as many as a panel has columns of pixels."""
+MAX_MARKS = 500
 
 
 def style(figure: go.Figure, height: int) -> go.Figure:
@@ -37,20 +38,23 @@ def style(figure: go.Figure, height: int) -> go.Figure:
     return figure
 
 
-def thin(frame: pd.DataFrame, signals: list[pd.Series[float]], points: int = MAX_POINTS) -> pd.DataFrame:
-    """At most about *points* rows: of each slice of rows the first, and those where a signal is highest or lowest.
+def thin(frame: pd.DataFrame, signals: list[pd.Series[float]], columns: int = COLUMNS) -> pd.DataFrame:
+    """Of each slice of time keep the first row, the last, and those where a signal is highest or lowest.
 
-    Whole rows are kept, so what sums to the capacity still does. O(rows).
+    A line through these rows covers the same pixels as one through all of them (M4: Jugel et al., VLDB 2014). Whole
+    rows are kept, so what sums to the capacity still does. O(rows log rows).
     """
-    if len(frame) <= points:
+    if len(frame) <= columns:
         return frame
-    slices = max(1, points // (1 + 2 * len(signals)))
-    bucket = np.arange(len(frame)) * slices // len(frame)
-    keep = [np.searchsorted(bucket, np.arange(slices)), np.array([len(frame) - 1])]
+    time = frame["time_ns"].to_numpy()
+    width = max(1, -(-(int(time[-1]) - int(time[0]) + 1) // columns))
+    column = (time - time[0]) // width
+    starts = np.flatnonzero(np.diff(column, prepend=-1))
+    ends = np.append(starts[1:], len(frame)) - 1
+    keep = [starts, ends]
     for signal in signals:
-        order = np.lexsort((signal.to_numpy(), bucket))
-        ends = np.searchsorted(bucket, np.arange(slices), side="right")
-        keep += [order[keep[0]], order[ends - 1]]
+        order = np.lexsort((signal.to_numpy(), column))
+        keep += [order[starts], order[ends]]
     return frame.iloc[np.unique(np.concatenate(keep))]
 
 
@@ -71,6 +75,7 @@ def memory_over_time(results: Mapping[str, Result]) -> go.Figure:
         horizontal_spacing=0.04,
         vertical_spacing=0.22 / panel_rows,
     )
+    top_gib = max((int(result.summary["capacity_bytes"]) for result in results.values()), default=0) / GIB
     end_s = max((float(result.timeline["time_ns"].max()) / 1e9 for result in results.values()), default=0.0)
     layers = {
         key: layer
@@ -97,28 +102,27 @@ def memory_over_time(results: Mapping[str, Result]) -> go.Figure:
                 hovertemplate="%{y:.2f} GiB",
                 **place,
             )
-        _mark_preemptions(figure, line, show=position == 0, **place)
+        _mark_preemptions(figure, line, 1.015 * top_gib, show=position == 0, **place)
         _mark_oom(figure, result.summary, end_s, **place)
         last = position + columns >= len(results)
         figure.update_xaxes(title_text="simulated time (s)" if last else None, showticklabels=True, **place)
-        figure.update_yaxes(title_text="HBM (GiB)" if place["col"] == 1 else None, **place)
+        figure.update_yaxes(title_text="HBM (GiB)" if place["col"] == 1 else None, range=[0, 1.04 * top_gib], **place)
     height = 150 + 320 * panel_rows
     style(figure, height)
     figure.update_layout(
         hovermode="x unified",
-        legend={"orientation": "h", "y": -70 / height, "yanchor": "top", "traceorder": "normal"},
+        legend={"orientation": "h", "y": -78 / height, "yanchor": "top", "traceorder": "normal"},
     )
+    _offer_zoom(figure, [r.summary["oom"]["time_s"] for r in results.values() if r.summary["oom"] is not None], end_s)
     return figure
 
 
-def _mark_preemptions(figure: go.Figure, line: pd.DataFrame, *, show: bool, row: int, col: int) -> None:
+def _mark_preemptions(figure: go.Figure, line: pd.DataFrame, at_gib: float, *, show: bool, row: int, col: int) -> None:
     moments = line.loc[line["preemptions"].diff().fillna(line["preemptions"]) > 0, "time_ns"]
-    if len(moments) > MAX_POINTS // 4:
-        moments = moments.iloc[:: len(moments) // (MAX_POINTS // 4) + 1]
-    capacity = sum(int(line[column].iloc[0]) for layer in MEMORY.values() for column in layer.columns)
+    moments = moments.iloc[:: len(moments) // MAX_MARKS + 1]
     figure.add_scatter(
         x=moments.to_numpy() / 1e9,
-        y=np.full(len(moments), capacity / GIB * 1.015),
+        y=np.full(len(moments), at_gib),
         name="Preemption",
         legendgroup="preemption",
         showlegend=show,
@@ -147,6 +151,33 @@ def _mark_oom(figure: go.Figure, summary: Mapping[str, object], end_s: float, *,
             row=row,
             col=col,
         )
+
+
+def _offer_zoom(figure: go.Figure, deaths_s: list[float], end_s: float) -> None:
+    """Where all deaths lie in the first part of the time axis, begin with that part, and offer the whole."""
+    if not deaths_s or max(deaths_s) > 0.4 * end_s:
+        return
+    axes = [name for name in figure.layout if name.startswith("xaxis")]
+    until = 1.25 * max(deaths_s)
+    figure.update_layout({f"{axis}.range": [0, until] for axis in axes})
+    figure.update_layout(
+        updatemenus=[
+            {
+                "type": "buttons",
+                "direction": "right",
+                "x": 0,
+                "xanchor": "left",
+                "y": 1.07,
+                "yanchor": "bottom",
+                "showactive": True,
+                "buttons": [
+                    {"label": label, "method": "relayout", "args": [{f"{axis}.range": [0, to] for axis in axes}]}
+                    for label, to in (("until the deaths", until), (f"whole run ({end_s:,.0f} s)", end_s))
+                ],
+            }
+        ],
+        margin={"t": 90},
+    )
 
 
 def kv_utilization(results: Mapping[str, Result]) -> go.Figure:
@@ -225,6 +256,8 @@ def latency_by_turn(results: Mapping[str, Result]) -> go.Figure:
     figure.update_xaxes(
         title_text="turn of the conversation" if turns else "context (tokens); every request here is a first turn"
     )
+    if turns and max(table["turn"].max() for table in tables.values() if not table.empty) < 30:
+        figure.update_xaxes(dtick=1)
     figure.update_yaxes(title_text="time per output token (ms)", rangemode="tozero")
     figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure

@@ -50,11 +50,17 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
 
 
 def _setting(result: Result) -> str:
-    scenario, summary = result.scenario, result.summary
-    return (
-        f"{scenario.model.name} on {scenario.device.name} ({summary['capacity_bytes'] / 2**30:.2f} GiB), "
-        f"{summary['requests_total']:,} requests"
-    )
+    w, summary = result.scenario.workload, result.summary
+    if w.trace is not None:
+        traffic = f"traffic: {Path(w.trace).name}"
+    elif w.users is not None:
+        traffic = f"traffic: {w.users:,} users in a closed loop"
+    elif w.request_rate is not None:
+        traffic = f"traffic: {w.request_rate:g} sessions a second"
+    else:
+        traffic = "built-in traffic"
+    device = f"{result.scenario.device.name} ({summary['capacity_bytes'] / 2**30:.2f} GiB)"
+    return f"{result.scenario.model.name} on {device}; {traffic}"
 
 
 def _death(name: str, summary: Mapping[str, Any]) -> str:

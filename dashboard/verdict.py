@@ -26,18 +26,19 @@ CAUSES = {
 }
 """What each cause of an out-of-memory record means."""
 
+TAGS = {"weight": "weights", "activation": "activations", "workspace": "workspace", "kv": "KV"}
+
 HEADER = (
     "policy",
     "verdict",
     "completed",
-    "preempted",
-    "KV utilisation (%)",
-    "internal (%)",
-    "external (%)",
-    "peak reserved (GiB)",
-    "TTFT p50 / p99 (s)",
-    "TPOT p50 (ms)",
-    "makespan (s)",
+    "KV util.\n(%)",
+    "internal\n(%)",
+    "external\n(%)",
+    "reserved\npeak (GiB)",
+    "TTFT p50 / p99\n(s)",
+    "TPOT p50\n(ms)",
+    "makespan\n(s)",
 )
 """Columns of :func:`rows`."""
 
@@ -45,11 +46,12 @@ HEADER = (
 def fate(summary: Summary) -> str:
     """How a run ended, in a few words."""
     oom = summary["oom"]
-    if oom is not None:
-        return f"died at {oom['time_s']:.1f} s: {cause_text(oom)}"
+    words = ["held" if oom is None else f"died at {oom['time_s']:,.1f} s: {cause_text(oom)}"]
+    if preemptions := summary["preemptions"]:
+        words.append(f"{preemptions:,} preemptions" if preemptions > 1 else "1 preemption")
     if rejected := sum(summary["requests_rejected"].values()):
-        return f"held, {rejected} rejected"
-    return "held"
+        words.append(f"{rejected:,} rejected")
+    return ", ".join(words)
 
 
 def cause_text(oom: Summary) -> str:
@@ -63,7 +65,9 @@ def headline(summaries: Mapping[str, Summary]) -> str:
     held = [name for name, summary in summaries.items() if summary["oom"] is None]
     if held:
         parts.append(f"{_listed(held)} held")
-    parts += [f"{name} {fate(summary)}" for name, summary in summaries.items() if summary["oom"] is not None]
+    for name, summary in summaries.items():
+        if (oom := summary["oom"]) is not None:
+            parts.append(f"{name} died at {oom['time_s']:,.1f} s ({cause_text(oom)})")
     return "; ".join(parts) + "."
 
 
@@ -82,14 +86,14 @@ def bytes_text(count: int) -> str:
 def oom_in_words(oom: Summary) -> str:
     """An out-of-memory record as three sentences: when and what asked, what was free, and why that did not do."""
     who = f"request {oom['request']}" if oom["request"] >= 0 else "the server"
-    what = f" for {oom['tag']}" if oom.get("tag") else ""
+    what = f" of {TAGS.get(oom['tag'], oom['tag'])}" if oom["tag"] else ""
     because = CAUSES.get(oom["cause"], "")
     if oom["cause"] == "allocator_rule":
         because += f": {oom['rule']}."
+    need, free, largest = (bytes_text(oom[f"{key}_bytes"]) for key in ("need", "free", "largest_free"))
     return (
-        f"Out of memory at {oom['time_s']:.3f} s, cause {cause_text(oom)}: {who} asks{what} for "
-        f"{bytes_text(oom['need_bytes'])} in one piece. {bytes_text(oom['free_bytes'])} are free in all, the largest "
-        f"piece is {bytes_text(oom['largest_free_bytes'])}. {because}"
+        f"Out of memory at {oom['time_s']:.3f} s, cause {cause_text(oom)}: {who} asks for {need}{what} in one piece. "
+        f"{free} are free in all, the largest piece is {largest}. {because}"
     )
 
 
@@ -100,7 +104,6 @@ def rows(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
             name,
             fate(s),
             f"{s['requests_completed']:,} / {s['requests_total']:,}",
-            f"{s['preemptions']:,}",
             _number(s["kv_utilization_mean"], 100, 1),
             _number(s["internal_fragmentation_mean"], 100, 1),
             _number(s["external_fragmentation_mean"], 100, 1),
