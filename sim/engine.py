@@ -222,6 +222,9 @@ class Engine:
             if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
                 times.first_token_ns = now  # leaps of more than one step hold no first token
         finished = self.scheduler.commit(plan, k)
+        if finished:  # both sides of the drop: what they held to the end, and what is left
+            full = tokens + first + (k - 1) * len(plan.decoding)
+            self._row(now, full, counts._replace(waiting=self.scheduler.num_waiting))
         for f in finished:
             self._finish(f, now)
         if finished or now >= self._next_tick_ns or (leap.changed and k == 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib.metadata import version
@@ -9,7 +10,8 @@ from typing import Any
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
-from hbmtwin.allocators.records import KVLayout
+from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.records import KVLayout, Tag
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.kernels.records import CostModel, DeviceSpec, ModelShape
 from hbmtwin.kernels.roofline import RooflineCost
@@ -31,8 +33,11 @@ class DoesNotFit(RuntimeError):
     """The server would not start: the plan leaves no room for KV, or not enough for one longest request."""
 
     def __init__(self, budget: MemoryBudget) -> None:
-        super().__init__(budget.reason)
+        super().__init__(budget)  # what pickle hands to a new one, when a run in another process does not fit
         self.budget = budget
+
+    def __str__(self) -> str:
+        return self.budget.reason
 
 
 class Twin:
@@ -96,13 +101,9 @@ class Twin:
     def _build_memory(self) -> None:
         s, budget = self.scenario, self.budget
         self.driver = HbmDriver(budget.total_bytes, tenants_bytes=s.device.other_tenant_bytes)
-        self.static_bytes = 0
-        static = budget.static_bytes + budget.graph_bytes if s.memory.static_bytes is None else s.memory.static_bytes
-        if static:
-            before = self.driver.mem_info()[0]
-            if self.driver.alloc(static) is None:
-                raise ScenarioError(f"memory.static_bytes: {static} bytes are more than the {before} that are free")
-            self.static_bytes = before - self.driver.mem_info()[0]
+        before = self.driver.mem_info()[0]
+        self.driver.alloc(budget.static_bytes + budget.graph_bytes)
+        self.static_bytes = before - self.driver.mem_info()[0]
         # What the budget grants to torch: the same cap for every policy, so that a comparison compares policies.
         limit = budget.weights_bytes + budget.activation_bytes + budget.kv_bytes
         settings: dict[str, Any] = {
@@ -135,15 +136,46 @@ class Twin:
             "max_model_len": self.max_model_len,
             "admission": s.memory.admission,
             "limit_bytes": left,
-            "num_blocks": pool_blocks(self.layout, self.arena, left, self.block_size),
             **s.kv_cache.options,
         }
+        if "num_blocks" in {f.name for f in fields(policy.Config)}:
+            given.setdefault("num_blocks", self._pool_blocks(s.memory.kv_arena, settings, left))
         self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
 
-    def _allocator(self, name: str, settings: dict[str, Any]) -> DeviceAllocator:
+    def _pool_blocks(self, arena: str, settings: dict[str, Any], left_bytes: int) -> int:
+        """The most blocks whose tensors fit in *left_bytes*, found by placing them in an empty allocator of that kind.
+
+        vLLM divides the bytes by the block's and lets the allocator round on top, outside its plan; here the rounding
+        lies under the cap, so the pool may be a few blocks smaller than vLLM's log says. Raise DoesNotFit if one
+        longest request has no room beside the null block.
+        """
+        tensors, block_bytes = 2 * self.layout.num_layers, self.block_size * self.layout.tensor_token_bytes
+
+        def fits(blocks: int) -> bool:
+            empty = self._allocator(arena, {**settings, "limit_bytes": left_bytes}, HbmDriver(left_bytes))
+            try:
+                for _ in range(tensors):
+                    empty.malloc(blocks * block_bytes, tag=Tag.KV)
+            except OutOfMemory:
+                return False
+            return True
+
+        planned = left_bytes // (tensors * block_bytes)
+        blocks = bisect_left(range(1, planned + 1), True, key=lambda n: not fits(n))
+        longest = -(-self.max_model_len // self.block_size)
+        if blocks - 1 < longest:
+            reason = (
+                f"one request of max_model_len {self.max_model_len} needs {longest} blocks; the pool has {blocks}, one "
+                "of them the null block, once its tensors are rounded: raise gpu_memory_utilization, or shorten "
+                "max_model_len or block_size"
+            )
+            raise DoesNotFit(replace(self.budget, fits=False, reason=reason))
+        return blocks
+
+    def _allocator(self, name: str, settings: dict[str, Any], driver: HbmDriver | None = None) -> DeviceAllocator:
         make: Any = device_allocators.get(name)
         try:
-            allocator: DeviceAllocator = make(self.driver, _config(make.Config, settings))
+            allocator: DeviceAllocator = make(driver or self.driver, _config(make.Config, settings))
         except ValueError as error:
             raise ScenarioError(f"memory.alloc_conf: {error}") from None
         return allocator
@@ -214,19 +246,6 @@ class Twin:
 def run(scenario: Scenario, *, progress: Callable[[Progress], None] | None = None) -> Result:
     """Simulate a scenario. Raise ScenarioError, CatalogError, WorkloadError or DoesNotFit."""
     return Twin(scenario).run(progress=progress)
-
-
-def pool_blocks(layout: KVLayout, arena: DeviceAllocator, left_bytes: int, block_size: int) -> int:
-    """How many KV blocks of all layers fit in *left_bytes*, K and V of each layer being one tensor of the arena.
-
-    vLLM divides the bytes by the block's and lets the allocator round on top, outside its plan; here the rounding
-    lies under the cap, so the pool may be a few blocks smaller than vLLM's log says. At least 1.
-    """
-    tensors = 2 * layout.num_layers
-    blocks = max(1, left_bytes // (block_size * layout.token_bytes))
-    while blocks > 1 and tensors * arena.footprint(blocks * block_size * layout.tensor_token_bytes) > left_bytes:
-        blocks -= 1
-    return blocks
 
 
 def _config(config: Any, values: dict[str, Any]) -> Any:

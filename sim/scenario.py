@@ -78,7 +78,6 @@ class MemorySection(Section):
         "none", description="none: their estimated peak is set aside for the whole run"
     )
     activation_bytes: Bytes | None = Field(None, ge=0, description="activation peak; default: estimated")
-    static_bytes: Bytes | None = Field(None, ge=0, description="context and libraries; default: estimated")
     oom: Literal["stop", "reject", "preempt"] | None = Field(
         None, description="when memory is out: stop, reject or preempt; default: preempt for paged, else stop"
     )
