@@ -1,0 +1,56 @@
+"""The built-in workload: bursts, sessions, a shared system prompt, and lengths like real ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from hbmtwin.workloads import builtin
+
+
+def test_its_first_requests_never_change() -> None:
+    first, second = list(builtin().open())[:2]
+    assert (first.arrival_ns, first.prompt_tokens, first.output_tokens) == (1_119_092_616, 2537, 433)
+    assert (second.arrival_ns, second.prompt_tokens, second.output_tokens) == (3_044_063_128, 1210, 624)
+    assert first.spans == (("system", 0, 400), ("user/0/0", 0, 2137))
+    assert second.spans == (("system", 0, 400), ("user/1/0", 0, 810))
+
+
+def test_minutes_are_far_more_uneven_than_poisson() -> None:
+    arrivals = np.array([r.arrival_ns for r in builtin(num_prompts=50_000).open()])
+    counts = np.bincount(arrivals // (60 * 10**9))[:-1]
+    assert counts.var() / counts.mean() > 20
+    assert counts.mean() == pytest.approx(2 * 60, rel=0.02)
+    assert 2 < counts.max() / counts.mean() < 3
+
+
+def test_lengths_are_those_of_the_azure_trace() -> None:
+    requests = list(builtin(num_prompts=50_000).open())
+    prompts = np.array([r.prompt_tokens - 400 for r in requests])
+    outputs = np.array([r.output_tokens for r in requests])
+    # The trace: 1,154.7 and 211.1 in the mean, 1,020 and 129 in the middle.
+    assert prompts.mean() == pytest.approx(1154.7, rel=0.06)
+    assert outputs.mean() == pytest.approx(211.1, rel=0.06)
+    assert np.median(prompts) == pytest.approx(1020, rel=0.03)
+    assert np.median(outputs) == pytest.approx(129, rel=0.06)  # a steep place: 50 % is 129, 51 % is 140
+    assert abs(np.corrcoef(prompts, outputs)[0, 1]) < 0.03
+
+
+def test_most_sessions_have_one_turn_and_a_few_have_many() -> None:
+    source = builtin(num_prompts=50_000)
+    firsts = list(source.open())
+    ids = [r.id for r in firsts] + [50_000]
+    turns = Counter(b - a for a, b in pairwise(ids))
+    assert turns[1] / source.num_sessions == pytest.approx(0.58, abs=0.01)
+    assert max(turns) == 20
+    assert 50_000 / source.num_sessions == pytest.approx(2.47, rel=0.02)
+
+
+def test_it_scales_in_length_and_rate() -> None:
+    assert builtin(num_prompts=77).total_requests == 77
+    slow, fast = (list(builtin(num_prompts=5_000, request_rate=rate).open()) for rate in (1.0, 10.0))
+    assert [r.spans for r in slow] == [r.spans for r in fast]
+    assert slow[-1].arrival_ns == pytest.approx(10 * fast[-1].arrival_ns, rel=0.2)
