@@ -52,6 +52,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead
 FailOnOom = Annotated[bool, typer.Option("--fail-on-oom", help="Exit with 3 when a server died of memory.")]
 
 
+class UsageError(typer.TyperException):
+    """An argument that makes no sense, told as the other errors are."""
+
+    exit_code = USAGE
+
+
 class Part(StrEnum):
     """What ``hbmtwin catalog`` lists."""
 
@@ -77,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _exit_code(error)
         if code is None:
             raise
-        return _complain(str(error), code)
+        return _complain(str(error) + _subtraction(error), code)
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -91,6 +97,16 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, WorkloadError | ResultError | OSError):
         return FAILURE
     return None
+
+
+def _subtraction(error: Exception) -> str:
+    """Where every byte of a device goes on which a model does not fit, line by line; empty for other errors."""
+    from hbmtwin.api import DoesNotFit
+
+    if not isinstance(error, DoesNotFit):
+        return ""
+    lines = [(line.item, line.bytes) for line in error.budget.lines] + [("sum: the device", error.budget.total_bytes)]
+    return "".join(f"\n  {item:<16}{size / 2**30:>9.2f} GiB" for item, size in lines)
 
 
 def _complain(message: str, code: int) -> int:
@@ -122,7 +138,7 @@ def init(
         with file.open("x", encoding="utf-8") as out:
             out.write(commented_scenario())
     except FileExistsError:
-        raise typer.BadParameter(f"{file} exists; name another file, or remove it first") from None
+        raise UsageError(f"{file} exists; name another file, or remove it first") from None
     print(json.dumps({"written": str(file)}) if json_ else f"wrote {file}; now: hbmtwin compare {file}")
     return OK
 
@@ -201,7 +217,7 @@ def compare(
 
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
-        raise typer.BadParameter("--policies names none; write for example --policies caching,paged")
+        raise UsageError("--policies names none; write for example --policies caching,paged")
     _check_target(out)
     begin = time.monotonic()
     with progress_of_comparison(names) as finished:
@@ -238,7 +254,7 @@ def _check_target(out: Path | None) -> None:
         if out is not None:
             check_replaceable(out)
     except ResultError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def _with_wall(result: Result, wall_s: float) -> dict[str, Any]:
