@@ -13,28 +13,28 @@ from hbmtwin.workloads import builtin
 
 def test_its_first_requests_never_change() -> None:
     first, second = list(builtin().open())[:2]
-    assert (first.arrival_ns, first.prompt_tokens, first.output_tokens) == (1_119_092_616, 2537, 433)
-    assert (second.arrival_ns, second.prompt_tokens, second.output_tokens) == (3_044_063_128, 1210, 624)
-    assert first.spans == (("system", 0, 400), ("user/0/0", 0, 2137))
-    assert second.spans == (("system", 0, 400), ("user/1/0", 0, 810))
+    assert (first.arrival_ns, first.prompt_tokens, first.output_tokens) == (3_730_308_722, 945, 433)
+    assert (second.arrival_ns, second.prompt_tokens, second.output_tokens) == (10_146_877_094, 496, 624)
+    assert first.spans == (("system", 0, 400), ("user/0/0", 0, 545))
+    assert second.spans == (("system", 0, 400), ("user/1/0", 0, 96))
 
 
 def test_minutes_are_far_more_uneven_than_poisson() -> None:
-    arrivals = np.array([r.arrival_ns for r in builtin(num_prompts=50_000).open()])
+    arrivals = np.array([r.arrival_ns for r in builtin(num_prompts=50_000, request_rate=2.0).open()])
     counts = np.bincount(arrivals // (60 * 10**9))[:-1]
     assert counts.var() / counts.mean() > 20
     assert counts.mean() == pytest.approx(2 * 60, rel=0.02)
     assert 2 < counts.max() / counts.mean() < 3
 
 
-def test_lengths_are_those_of_the_azure_trace() -> None:
+def test_answers_are_those_of_the_azure_trace_and_turns_are_short() -> None:
     requests = list(builtin(num_prompts=50_000).open())
     prompts = np.array([r.prompt_tokens - 400 for r in requests])
     outputs = np.array([r.output_tokens for r in requests])
-    # The trace: 1,154.7 and 211.1 in the mean, 1,020 and 129 in the middle.
-    assert prompts.mean() == pytest.approx(1154.7, rel=0.06)
+    # The trace's answers: 211.1 in the mean, 129 in the middle. New tokens of a turn are our assumption.
+    assert prompts.mean() == pytest.approx(286, rel=0.03)
     assert outputs.mean() == pytest.approx(211.1, rel=0.06)
-    assert np.median(prompts) == pytest.approx(1020, rel=0.03)
+    assert np.median(prompts) == pytest.approx(120, rel=0.08)
     assert np.median(outputs) == pytest.approx(129, rel=0.06)  # a steep place: 50 % is 129, 51 % is 140
     assert abs(np.corrcoef(prompts, outputs)[0, 1]) < 0.03
 
