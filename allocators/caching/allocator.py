@@ -27,6 +27,7 @@ from hbmtwin.allocators.caching.sizes import (
     MIN_BLOCK_SIZE,
     PAD,
     SMALL_SIZE,
+    SPLIT_REMAINDER,
     TOO_LARGE,
     Flavour,
     allocation_size,
@@ -106,7 +107,7 @@ class CachingAllocator(BlockAllocator):
             return None
         remaining = block.size - rounded
         if remaining >= MIN_BLOCK_SIZE and (
-            pool == SMALL or (remaining > SMALL_SIZE and rounded < self._max_split_size)
+            pool == SMALL or (remaining > SPLIT_REMAINDER and rounded < self._max_split_size)
         ):
             return self._cut(block, rounded, free)
         if block.prev is not None or block.next is not None:

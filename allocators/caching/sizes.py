@@ -15,6 +15,8 @@ MIB: Final = 1 << 20
 MIN_BLOCK_SIZE: Final = 512
 SMALL_SIZE: Final = 1 * MIB
 """Largest rounded size of the small pool."""
+SPLIT_REMAINDER: Final = 1 * MIB
+"""A large block is split if more than this would be left; a small one if at least a minimal block would be."""
 SMALL_BUFFER: Final = 2 * MIB
 LARGE_BUFFER: Final = 20 * MIB
 """Segment of a large request below 10 MiB; ``large_segment_size_mb`` changes it."""

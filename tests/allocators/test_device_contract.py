@@ -1,0 +1,286 @@
+"""What every registered device allocator promises. A new one is listed by the registry and held to this at once."""
+
+import dataclasses
+import inspect
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from hbmtwin.allocators import HbmDriver
+from hbmtwin.allocators.contract import DeviceAllocator
+from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.records import Tag, Work
+from hbmtwin.allocators.registry import device_allocators
+
+MIB = 1 << 20
+CAPACITY = 256 * MIB
+LIMIT = 200 * MIB
+
+pytestmark = pytest.mark.parametrize("name", device_allocators.names())
+
+
+def build(name: str, driver: HbmDriver | None = None) -> Any:
+    cls: Any = device_allocators.get(name)
+    return cls(driver or HbmDriver(CAPACITY), cls.Config(limit_bytes=LIMIT))
+
+
+def fill(allocator: DeviceAllocator, operations: int, seed: int = 1) -> dict[int, int]:
+    """Random traffic; return live handles and sizes."""
+    chance = random.Random(seed)
+    live: dict[int, int] = {}
+    for _ in range(operations):
+        if live and chance.random() < 0.45:
+            handle = chance.choice(list(live))
+            del live[handle]
+            allocator.free(handle)
+        else:
+            size = int(2 ** chance.uniform(0, 24))
+            try:
+                live[allocator.malloc(size, tag=Tag(chance.randrange(4)), owner=chance.randrange(5))] = size
+            except OutOfMemory:
+                continue
+    return live
+
+
+def test_it_says_what_it_is(name: str) -> None:
+    cls: Any = device_allocators.get(name)
+    assert cls.name == name
+    assert isinstance(cls.features, frozenset)
+    assert dataclasses.is_dataclass(cls.Config)
+    assert cls.Config.__dataclass_params__.frozen
+    assert "limit_bytes" in {field.name for field in dataclasses.fields(cls.Config)}
+    first = (cls.__doc__ or "").splitlines()[0]
+    assert first.endswith("."), "the first line of the docstring says what it is"
+
+
+def test_every_verb_of_the_contract_is_there_with_the_same_arguments(name: str) -> None:
+    cls = device_allocators.get(name)
+    promised = {v: f for v, f in inspect.getmembers(DeviceAllocator, inspect.isfunction) if not v.startswith("_")}
+    assert {"malloc", "free", "regrow", "walk", "check"} <= set(promised)
+    for verb, function in promised.items():
+        assert list(inspect.signature(getattr(cls, verb)).parameters) == list(inspect.signature(function).parameters)
+
+
+def test_a_new_one_is_empty(name: str) -> None:
+    usage = build(name).usage()
+    assert (usage.allocated, usage.requested, usage.pending) == (0, 0, 0)
+    assert usage.requested_by_tag == (0, 0, 0, 0)
+
+
+def test_live_blocks_never_overlap_and_lie_in_driver_memory(name: str) -> None:
+    allocator = build(name)
+    live = fill(allocator, 600)
+    spans = sorted((allocator.address(handle), size) for handle, size in live.items())
+    assert len(spans) > 10
+    assert all(a + n <= b for (a, n), (b, _) in pairwise(spans))
+    held = [(s.address, s.address + s.size) for s in allocator.walk()]
+    assert all(any(low <= a and a + n <= high for low, high in held) for a, n in spans)
+
+
+def test_the_books_agree_with_the_walk(name: str) -> None:
+    allocator = build(name)
+    live = fill(allocator, 600)
+    usage = allocator.usage()
+    blocks = [b for s in allocator.walk() for b in s.blocks]
+    taken = [b for b in blocks if b.state == "active_allocated"]
+    assert usage.reserved == sum(s.size for s in allocator.walk())
+    assert usage.allocated == sum(b.size for b in taken)
+    assert usage.requested == sum(b.requested for b in taken) == sum(live.values()) == sum(usage.requested_by_tag)
+    assert usage.largest_free == max(b.size for b in blocks if b.state == "inactive")
+    assert usage.pool_free == (usage.largest_free if "region" in allocator.features else 0)
+    for tag in Tag:
+        assert usage.requested_by_tag[tag] == sum(b.requested for b in taken if b.tag is tag)
+    allocator.check()
+
+
+def test_segments_and_blocks_come_in_address_order_and_tile(name: str) -> None:
+    allocator = build(name)
+    fill(allocator, 300)
+    end = 0
+    for segment in allocator.walk():
+        assert segment.address >= end
+        end = segment.address
+        for block in segment.blocks:
+            assert block.address == end
+            end += block.size
+        assert end == segment.address + segment.size
+
+
+def test_owner_and_tag_are_kept(name: str) -> None:
+    allocator = build(name)
+    handle = allocator.malloc(1000, tag=Tag.WORKSPACE, owner=42)
+    address = allocator.address(handle)
+    (block,) = [b for s in allocator.walk() for b in s.blocks if b.address == address]
+    assert (block.requested, block.state, block.tag, block.owner) == (1000, "active_allocated", Tag.WORKSPACE, 42)
+
+
+def test_it_never_takes_more_than_its_limit(name: str) -> None:
+    driver = HbmDriver(CAPACITY)
+    allocator = build(name, driver)
+    for _ in range(50):
+        allocator.malloc(3 * MIB, tag=Tag.KV)
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(60 * MIB, tag=Tag.KV)
+    assert CAPACITY - driver.mem_info()[0] == allocator.usage().reserved <= LIMIT
+
+
+def test_failure_leaves_live_memory_as_it_was_and_says_what_was_asked(name: str) -> None:
+    allocator = build(name)
+    live = fill(allocator, 300)
+    places = {handle: allocator.address(handle) for handle in live}
+    before = allocator.usage()
+    with pytest.raises(OutOfMemory) as raised:
+        allocator.malloc(LIMIT + 1, tag=Tag.ACTIVATION, owner=7, stream=0)
+    facts = raised.value.facts
+    assert (facts.allocator, facts.asked_bytes, facts.tag, facts.owner) == (name, LIMIT + 1, Tag.ACTIVATION, 7)
+    assert facts.need_bytes >= facts.asked_bytes
+    assert facts.capacity_bytes == CAPACITY
+    assert facts.limit_bytes == LIMIT
+    after = allocator.usage()
+    assert (facts.reserved_bytes, facts.allocated_bytes, facts.requested_bytes) == after[:3]
+    assert facts.cached_free_bytes == after.reserved - after.allocated
+    assert facts.largest_free_bytes == max(facts.driver_free_bytes, after.largest_free)
+    assert (after.allocated, after.requested, after.requested_by_tag) == (
+        before.allocated,
+        before.requested,
+        before.requested_by_tag,
+    )
+    assert {handle: allocator.address(handle) for handle in live} == places
+    assert allocator.stats()["num_ooms"] == 1
+    allocator.check()
+
+
+def test_everything_can_be_given_back(name: str) -> None:
+    allocator = build(name)
+    for handle in fill(allocator, 500):
+        allocator.free(handle)
+    allocator.check()
+    usage = allocator.usage()
+    assert (usage.allocated, usage.requested) == (0, 0)
+    allocator.empty_cache()
+    allocator.check()
+    assert allocator.usage().reserved == (LIMIT if "region" in allocator.features else 0)
+    allocator.malloc(150 * MIB, tag=Tag.KV)
+
+
+def test_handles_are_never_reused(name: str) -> None:
+    allocator = build(name)
+    seen = set()
+    for _ in range(50):
+        handle = allocator.malloc(100, tag=Tag.KV)
+        assert handle not in seen
+        seen.add(handle)
+        allocator.free(handle)
+    assert allocator.regrow([allocator.malloc(5, tag=Tag.KV)], 6)[0] not in seen
+
+
+def test_dead_handles_are_errors(name: str) -> None:
+    allocator = build(name)
+    handle = allocator.malloc(100, tag=Tag.KV)
+    allocator.free(handle)
+    for verb in (allocator.free, allocator.address, lambda h: allocator.regrow([h], 5)):
+        with pytest.raises(KeyError):
+            verb(handle)
+    allocator.check()
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_nothing_cannot_be_allocated(name: str, size: int) -> None:
+    allocator = build(name)
+    with pytest.raises(ValueError, match=f"{size} bytes cannot be allocated"):
+        allocator.malloc(size, tag=Tag.KV)
+    assert allocator.stats()["allocation.all.allocated"] == 0
+
+
+def test_regrow_is_malloc_copy_free_for_one_tensor_after_the_other(name: str) -> None:
+    one, two = build(name), build(name)
+    handles = [one.malloc(3_000_000 + i, tag=Tag.KV, owner=i) for i in range(6)]
+    assert handles == [two.malloc(3_000_000 + i, tag=Tag.KV, owner=i) for i in range(6)]
+    grown = one.regrow(handles, 3_000_003)
+    singly = []
+    for i, handle in enumerate(handles):
+        singly.append(two.malloc(3_000_003, tag=Tag.KV, owner=i))
+        two.free(handle)
+    assert grown == singly
+    assert [one.address(h) for h in grown] == [two.address(h) for h in singly]
+    assert one.stats() == two.stats()
+    assert list(one.walk()) == list(two.walk())
+    work = one.take_work()
+    assert work.copied_bytes == 3_000_000 + 3_000_001 + 3_000_002 + 3 * 3_000_003
+    assert work == two.take_work()._replace(copied_bytes=work.copied_bytes)
+    assert one.take_work() == Work()
+
+
+def test_the_observer_sees_every_call_before_it_is_carried_out(name: str) -> None:
+    allocator = build(name)
+    seen: list[tuple[Any, ...]] = []
+    allocator.observer = lambda *call: seen.append((*call, allocator.usage().requested))
+    first = allocator.malloc(1000, tag=Tag.KV, owner=3)
+    (second,) = allocator.regrow([first], 1500)
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(LIMIT + 1, tag=Tag.WEIGHT)
+    allocator.free(second)
+    allocator.empty_cache()
+    assert seen == [
+        ("malloc", first, 1000, 0, "", Tag.KV, 3, 0),
+        ("malloc", second, 1500, 0, "", Tag.KV, 3, 1000),
+        ("free", first, 0, 0, "", None, -1, 2500),
+        ("malloc", second + 1, LIMIT + 1, 0, "", Tag.WEIGHT, -1, 1500),
+        ("free", second, 0, 0, "", None, -1, 1500),
+        ("empty_cache", -1, 0, 0, "", None, -1, 0),
+    ]
+    assert allocator.malloc(5, tag=Tag.KV) == second + 2, "a failed request keeps its number"
+
+
+def test_the_footprint_is_what_a_request_takes_when_no_free_block_serves_it(name: str) -> None:
+    for size in (1, 1000, MIB, 3 * MIB, 50 * MIB):
+        allocator = build(name)
+        before = allocator.usage()
+        allocator.malloc(size, tag=Tag.KV)
+        after = allocator.usage()
+        taken = after.allocated if "region" in allocator.features else after.reserved - before.reserved
+        assert allocator.footprint(size) == taken
+
+
+def test_peaks_are_kept_and_reset(name: str) -> None:
+    allocator = build(name)
+    allocator.free(allocator.malloc(100 * MIB, tag=Tag.KV))
+    allocator.malloc(50 * MIB, tag=Tag.KV)
+    assert allocator.stats()["requested_bytes.all.peak"] == 100 * MIB
+    allocator.reset_peak_memory_stats()
+    assert allocator.stats()["requested_bytes.all.peak"] == 50 * MIB
+    assert allocator.stats()["requested_bytes.all.allocated"] == 150 * MIB
+
+
+def test_the_same_calls_give_the_same_places(name: str) -> None:
+    one, two = build(name), build(name)
+    assert fill(one, 400, seed=5) == fill(two, 400, seed=5)
+    assert list(one.walk()) == list(two.walk())
+    assert one.stats() == two.stats()
+
+
+def test_check_finds_broken_books(name: str) -> None:
+    def lose_tag(a: Any) -> None:
+        a._requested_by_tag[0] += 1
+
+    def lose_block(a: Any) -> None:
+        a._live.popitem()
+
+    def lose_bytes(a: Any) -> None:
+        a.grid.current[1][1] -= 512
+
+    def lose_link(a: Any) -> None:
+        next(b for b in a._live.values() if b.next is not None).next = None
+
+    def shrink(a: Any) -> None:
+        next(iter(a._live.values())).size -= 1
+
+    for break_it in (lose_tag, lose_block, lose_bytes, lose_link, shrink):
+        allocator = build(name)
+        fill(allocator, 200)
+        allocator.check()
+        break_it(allocator)
+        with pytest.raises((AssertionError, KeyError)):
+            allocator.check()
