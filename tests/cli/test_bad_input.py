@@ -1,0 +1,121 @@
+"""Bad input: one error line that says what, where and the cure, the right exit code, and nothing on stdout."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Shell = Callable[..., Any]
+
+HEADER = "arrival_s,prompt_tokens,output_tokens\n"
+
+
+def complaint(answer: Any, code: int) -> str:
+    """The error of a run that must have failed with this code."""
+    assert answer.code == code
+    assert answer.out == ""
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("error: ") == 1
+    assert "Traceback" not in answer.err
+    return str(answer.err.removeprefix("error: ").rstrip("\n"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "engine.gpu_memory_utilisation=0.5",
+            "engine.gpu_memory_utilisation: unknown key; did you mean 'engine.gpu_memory_utilization'?",
+        ),
+        ("device.memory_bytes=-5", "device.memory_bytes: input should be greater than 0, not -5"),
+        (
+            "device.memory_bytes=-5GiB",
+            "device.memory_bytes: write bytes as a number, or with a unit such as 512MiB or 29.5GiB, not '-5GiB'",
+        ),
+        ("workload.num_prompts=0", "workload.num_prompts: input should be greater than or equal to 1, not 0"),
+        ("seed", "--set seed: write it as section.key=value"),
+        (
+            "kv_cache.policy=contigous",
+            "kv_cache.policy: no KV policy is called 'contigous' (there are contiguous, paged); "
+            "did you mean 'contiguous'?",
+        ),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_cure(shell: Shell, setting: str, said: str) -> None:
+    assert complaint(shell("run", "--set", setting), 2) == said
+    if "kv_cache" not in setting:  # which a preset of compare would replace
+        assert complaint(shell("compare", "--set", setting), 2) == said
+
+
+def test_an_illegal_combination_of_policies_says_why(shell: Shell) -> None:
+    said = complaint(shell("run", "--set", "kv_cache.policy=contiguous", "--set", "memory.oom=preempt"), 2)
+    assert said.startswith("memory.oom: 'preempt' is illegal with kv_cache.growth = 'exact'")
+    assert said.endswith("use stop")
+
+
+def test_an_unknown_model_gets_the_nearest_one(shell: Shell) -> None:
+    assert "did you mean 'llama-2-7b'?" in complaint(shell("run", "--set", "model.name=llama-2-7"), 2)
+
+
+def test_an_unknown_preset_is_a_usage_error(shell: Shell) -> None:
+    said = complaint(shell("compare", "--policies", "caching,pagd"), 2)
+    assert "no preset is called 'pagd'" in said
+    assert "did you mean 'paged'?" in said
+    assert "names none" in complaint(shell("compare", "--policies", ","), 2)
+
+
+def test_a_missing_scenario_and_a_broken_one(shell: Shell, tmp_path: Path) -> None:
+    assert complaint(shell("run", "gone.toml"), 2) == "gone.toml: no such file; `hbmtwin init gone.toml` writes one"
+    (tmp_path / "broken.toml").write_text("seed = [", encoding="utf-8")
+    assert complaint(shell("run", "broken.toml"), 2).startswith("broken.toml: not valid TOML")
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_a_model_that_does_not_fit_exits_with_3_and_shows_the_subtraction(shell: Shell, verb: str) -> None:
+    first, *lines = complaint(shell(verb, "--set", "model.name=llama-2-70b"), 3).splitlines()
+    assert "128.48 GiB" in first
+    assert "tensor_parallel_size 8" in first
+    shown = [float(line.split()[-2]) for line in lines]
+    assert sum(shown[:-1]) == pytest.approx(shown[-1], abs=0.05)
+    assert shown[-1] == 29.5
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_a_truncated_gzip_tells_where_it_ends(shell: Shell, tmp_path: Path, verb: str) -> None:
+    whole = gzip.compress((HEADER + "".join(f"{i},{i * 7919 % 911 + 1},5\n" for i in range(5000))).encode())
+    (tmp_path / "cut.csv.gz").write_bytes(whole[: len(whole) // 2])
+    said = complaint(shell(verb, "--set", "workload.trace=cut.csv.gz"), 1)
+    assert said.startswith("cut.csv.gz:")
+    assert said.endswith("the gzip file ends early; fetch or write it again")
+    assert not (tmp_path / "hbmtwin-compare").exists()
+
+
+def test_a_bad_line_of_a_csv_is_given_by_its_number(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text(f"{HEADER}0,10,10\n1,ten,10\n", encoding="utf-8")
+    said = complaint(shell("run", "--set", "workload.trace=bad.csv"), 1)
+    assert said == "bad.csv:3: prompt_tokens is 'ten'; it must be a whole number"
+
+
+def test_times_out_of_order_are_given_by_both_lines(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "order.csv").write_text(f"{HEADER}5,10,10\n1,10,10\n", encoding="utf-8")
+    said = complaint(shell("run", "--set", "workload.trace=order.csv"), 1)
+    assert said == "order.csv:3: arrival_s is 4 s before line 2; sort the file by arrival_s"
+
+
+def test_a_trace_without_requests(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text(HEADER, encoding="utf-8")
+    assert complaint(shell("run", "--set", "workload.trace=empty.csv"), 1).startswith("empty.csv: ")
+
+
+def test_a_request_over_max_model_len_is_rejected_by_reason_and_the_rest_served(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text(f"{HEADER}0,10,10\n1,5000,10\n2,10,10\n", encoding="utf-8")
+    answer = shell("run", "--json", "--set", "workload.trace=long.csv")
+    assert answer.code == 0
+    summary = json.loads(answer.out)
+    assert summary["requests_rejected"] == {"max_model_len": 1}
+    assert summary["requests_completed"] == 2

@@ -1,0 +1,208 @@
+"""The four verbs, as a shell sees them: results on stdout, everything else on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hbmtwin.api import PRESETS, Result, Scenario
+
+Shell = Callable[..., Any]
+
+FEW = ("--set", "workload.num_prompts=12")
+DYING = (
+    *("--set", "kv_cache.preset=doubling", "--set", "workload.num_prompts=40", "--set", "workload.request_rate=inf"),
+    *("--set", "workload.prompt_tokens=1500", "--set", "workload.output_tokens=600"),
+)
+RUN_KEYS = [
+    "requests_completed",
+    "requests_rejected",
+    "requests_failed",
+    "requests_unfinished",
+    "preemptions",
+    "oom",
+    "peak_reserved_bytes",
+    "peak_requested_bytes",
+    "kv_utilization_mean",
+    "internal_fragmentation_mean",
+    "external_fragmentation_mean",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+    "makespan_s",
+    "simulated_output_tokens",
+    "basis",
+    "wall_s",
+]
+
+
+def test_version_and_help(shell: Shell) -> None:
+    from hbmtwin import __version__
+
+    assert shell("--version") == (0, f"hbmtwin {__version__}\n", "")
+    code, out, err = shell("--help")
+    assert (code, err) == (0, "")
+    assert all(verb in out for verb in ("init", "catalog", "run", "compare"))
+
+
+def test_no_arguments_print_the_help_and_are_a_usage_error(shell: Shell) -> None:
+    answer = shell()
+    assert answer.code == 2
+    assert "compare" in answer.out + answer.err
+
+
+def test_python_dash_m_is_the_same_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "hbmtwin", "run", "--nope"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+
+
+def test_init_writes_the_default_scenario_with_every_key_explained(shell: Shell, tmp_path: Path) -> None:
+    assert shell("init", "mine.toml").code == 0
+    assert Scenario.load(tmp_path / "mine.toml").model_dump() == Scenario().model_dump()
+    lines = (tmp_path / "mine.toml").read_text(encoding="utf-8").splitlines()
+    for name, section in Scenario.model_fields.items():
+        fields = getattr(section.annotation, "model_fields", None)
+        for key, info in {name: section}.items() if fields is None else fields.items():
+            assert f"# {info.description}" in lines
+            assert any(line.startswith((f"{key} =", f"# {key} =")) for line in lines), key
+
+
+def test_init_dash_prints_the_file(shell: Shell, tmp_path: Path) -> None:
+    code, out, err = shell("init", "-")
+    assert (code, err) == (0, "")
+    (tmp_path / "piped.toml").write_text(out, encoding="utf-8")
+    assert Scenario.load(tmp_path / "piped.toml").model_dump() == Scenario().model_dump()
+
+
+def test_init_never_overwrites(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "scenario.toml").write_text("seed = 3\n", encoding="utf-8")
+    code, out, err = shell("init")
+    assert (code, out) == (2, "")
+    assert err == "error: scenario.toml exists; name another file, or remove it first\n"
+    assert (tmp_path / "scenario.toml").read_text(encoding="utf-8") == "seed = 3\n"
+
+
+def test_catalog_lists_devices_models_and_policies(shell: Shell) -> None:
+    whole = json.loads(shell("catalog", "--json").out)
+    assert list(whole) == ["devices", "models", "policies"]
+    assert {"ascend-910b2", "ascend-910b4", "a100-80gb"} <= set(whole["devices"])
+    assert json.loads(shell("catalog", "models", "--json").out) == whole["models"]
+    llama = whole["models"]["llama-2-7b"]
+    assert llama["kv_token_bytes"] == 524_288  # 2 x 32 layers x 32 heads x 128 x 2 bytes
+    assert all(policy["summary"] for policy in whole["policies"])
+    code, out, err = shell("catalog")
+    assert (code, err) == (0, "")
+    assert "llama-2-70b" in out
+    assert "continuous" in out
+
+
+def test_run_json_is_all_that_stdout_carries(shell: Shell) -> None:
+    code, out, err = shell("run", "--json", *FEW)
+    assert (code, err) == (0, "")
+    summary = json.loads(out)
+    assert set(RUN_KEYS) <= set(summary)
+    assert set(summary["ttft_s"]) == {"p50", "p90", "p99"}
+    assert summary["oom"] is None
+    ended = [summary[f"requests_{how}"] for how in ("completed", "failed", "unfinished")]
+    assert sum(ended) + sum(summary["requests_rejected"].values()) == summary["requests_total"]
+
+
+def test_run_for_people_says_how_it_ended_and_how_far_to_trust_it(shell: Shell) -> None:
+    code, out, err = shell("run", *FEW)
+    assert (code, err) == (0, "")
+    assert out.startswith("llama-2-7b on ascend-910b4, paged: held")
+    assert "default, uncalibrated" in out
+    assert "\x1b" not in out  # no colours in a pipe
+
+
+def test_the_seed_of_the_command_line_wins_and_the_same_seed_gives_the_same_answer(shell: Shell) -> None:
+    def answer(*more: str) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads(shell("run", "--json", *FEW, *more).out)
+        del summary["wall_s"]
+        return summary
+
+    assert answer("--seed", "5") == answer("--seed", "5") == answer("--set", "seed=5")
+    assert answer("--seed", "5") != answer("--seed", "6")
+
+
+def test_out_is_a_result_directory_without_wall_time(shell: Shell, tmp_path: Path) -> None:
+    printed = json.loads(shell("run", "--json", *FEW, "--out", "mine").out)
+    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == [
+        "checkpoints.parquet",
+        "requests.parquet",
+        "scenario.toml",
+        "summary.json",
+        "timeline.parquet",
+    ]
+    stored = Result.load(tmp_path / "mine").summary
+    assert "wall_s" not in stored
+    assert printed == {**stored, "wall_s": printed["wall_s"]}
+    assert shell("run", *FEW, "--out", "mine").code == 0  # one of ours is replaced
+
+
+def test_a_death_is_a_result_unless_the_caller_says_otherwise(shell: Shell) -> None:
+    code, out, _ = shell("run", *DYING)
+    assert code == 0
+    assert "Out of memory at" in out
+    assert shell("run", "--fail-on-oom", *DYING).code == 3
+    assert shell("run", "--fail-on-oom", *FEW).code == 0
+    record = json.loads(shell("run", "--json", *DYING).out)["oom"]
+    assert record["need_bytes"] > record["largest_free_bytes"]
+
+
+def test_compare_json_is_each_presets_run(shell: Shell, tmp_path: Path) -> None:
+    code, out, err = shell("compare", "--json", "--policies", "doubling,paged", *FEW)
+    assert code == 0
+    assert err.splitlines()[-1] == "report: hbmtwin-compare/report.html"
+    compared = json.loads(out)
+    assert list(compared) == ["doubling", "paged"]
+    for name, summary in compared.items():
+        alone = json.loads(shell("run", "--json", *FEW, "--set", f"kv_cache.preset={name}").out)
+        del alone["wall_s"], summary["wall_s"]
+        assert summary == alone
+        assert Result.load(tmp_path / "hbmtwin-compare" / name).summary == alone
+    assert (tmp_path / "hbmtwin-compare" / "plotly.min.js").stat().st_size > 1_000_000
+
+
+def test_compare_for_people_begins_with_the_verdict_and_has_a_row_a_policy(shell: Shell) -> None:
+    code, out, _ = shell("compare", *FEW, "--out", "report")
+    assert code == 0
+    assert " held" in out.splitlines()[0] or " died at " in out.splitlines()[0]
+    firsts = [line.split()[0] for line in out.splitlines() if line.strip()]
+    assert [name for name in firsts if name in PRESETS] == list(PRESETS)
+
+
+def test_a_directory_of_somebody_else_is_refused_before_the_run(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "draft.txt").write_text("years of work", encoding="utf-8")
+    for verb in ("run", "compare"):
+        code, out, err = shell(verb, *FEW, "--out", "thesis")
+        assert (code, out) == (2, "")
+        assert err == ("error: thesis: exists and is not a result of hbmtwin; choose another --out or remove it\n")
+    assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["draft.txt"]
+
+
+def test_a_closed_pipe_is_no_crash() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "hbmtwin", "catalog", "--json"], stdout=closed, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("path", ["hbmtwin", "hbmtwin.cli"])
+def test_importing_the_face_loads_nothing_heavy(path: str) -> None:
+    heavy = "{'pandas', 'plotly', 'pydantic', 'simpy', 'numpy', 'hbmtwin.api'}"
+    code = f"import sys, {path}; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

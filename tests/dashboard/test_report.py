@@ -1,0 +1,61 @@
+"""The report: one page that needs no network and says what the command line says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hbmtwin.api import Result, Scenario, run
+from hbmtwin.dashboard.report import MAX_MOMENTS, write_report
+from hbmtwin.dashboard.verdict import headline, oom_in_words, rows
+
+HEAVY = ("workload.num_prompts=40", "workload.request_rate=inf", "workload.prompt_tokens=1500", "session.turns=1")
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Result]:
+    return {name: run(Scenario.load(preset=name, overrides=HEAVY)) for name in ("doubling", "paged")}
+
+
+@pytest.fixture(scope="module")
+def page(results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(results, path)
+    assert path.with_name("plotly.min.js").is_file()
+    return path.read_text(encoding="utf-8")
+
+
+def test_nothing_is_fetched_from_anywhere(page: str) -> None:
+    assert re.findall(r'(?:src|href)="([^"]*)"', page) == ["plotly.min.js"]
+    assert "https://cdn" not in page
+
+
+def test_the_verdict_the_table_and_the_death_stand_in_it(page: str, results: dict[str, Result]) -> None:
+    summaries = {name: result.summary for name, result in results.items()}
+    assert results["doubling"].oom is not None
+    assert headline(summaries) in page
+    assert oom_in_words(results["doubling"].oom) in page
+    for cells in rows(summaries):
+        assert f"<td>{'</td><td>'.join(cells)}</td>" in page
+
+
+def test_every_policy_has_maps_and_the_dead_one_shows_its_last_moment(page: str) -> None:
+    found = re.search(r"^const maps = (.*);$", page, re.MULTILINE)
+    assert found is not None
+    maps = json.loads(found[1])
+    assert list(maps) == ["doubling", "paged"]
+    assert all(1 < len(shown) <= MAX_MOMENTS for shown in maps.values())
+    assert maps["doubling"][-1]["label"].endswith("s, out of memory")
+
+
+def test_no_placeholder_is_left(page: str) -> None:
+    shell = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert "$" not in shell
+
+
+def test_a_report_needs_a_result(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one result"):
+        write_report({}, tmp_path / "report.html")
