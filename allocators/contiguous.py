@@ -112,7 +112,8 @@ class ContiguousPolicy:
     (``reserve(hit=)``); a next turn that comes with ``hit = 0``, a FINISH or a DROP frees them, as does
     :meth:`drop_parked`. One history per session: parking again frees the older one.
 
-    Adopted buffers keep the owner that the arena knows them by, the turn that made them, until they are made anew.
+    Adopted buffers keep the owner that the arena knows them by: the turn that made them. Where only a part of a history
+    is adopted, buffers keep their size, and ``regrow`` counts all of them as copied.
     """
 
     name: ClassVar[str] = "contiguous"
@@ -375,9 +376,11 @@ class ContiguousPolicy:
 
         Raise ValueError, and change nothing, if *k* is over the horizon.
         """
+        if not k:
+            return
         self._refuse_while_growing("advance")
-        if k > self.horizon(decoding, k):
-            raise ValueError(f"{k} steps are over the horizon of {self.horizon(decoding, k)}: a buffer would be full")
+        if k > (horizon := self.horizon(decoding, k)):
+            raise ValueError(f"{k} steps are over the horizon of {horizon}: a buffer would be full")
         for s in decoding:
             buffers = self._running[s.id]
             buffers.tokens += k

@@ -177,40 +177,51 @@ class PagedPolicy:
         O(sequences + block_size * log(limit)), O(1) when blocks are plenty. ``max_model_len`` is the scheduler's
         business and not looked at.
         """
-        size, free = self.config.block_size, len(self._free)
-        if len(decoding) * -(-limit // size) <= free:
+        size, free, count = self.config.block_size, len(self._free), len(decoding)
+        if count * -(-limit // size) <= free:
             return limit
-        unfilled = Counter(self._unfilled(s) for s in decoding)
+        unfilled = self._unfilled_slots(self._tables_of(decoding))
+        places = Counter(unfilled).items()
 
         def need(steps: int) -> int:
-            return sum(count * max(0, -(-(steps - slots) // size)) for slots, count in unfilled.items())
+            return sum(tables * -(-(steps - slots) // size) for slots, tables in places if slots < steps)
 
-        return bisect_right(range(1, limit + 1), free, key=need)
+        # Between as many steps as fit if no slot is free now and if the last blocks may stay unfilled.
+        low = free // count * size
+        high = min(limit, (free * size + sum(unfilled)) // count)
+        return low + bisect_right(range(low + 1, high + 1), free, key=need)
 
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
         """Take *k* steps at once: blocks go out by (step, running order), as in single steps.
 
         Raise ValueError, and change nothing, if *k* is over the horizon. O(sequences + blocks taken * log).
         """
+        if not k:
+            return
         self._step.clear()
         size, longest = self.config.block_size, self.config.max_model_len
+        tables = self._tables_of(decoding)
         taken: list[tuple[int, int]] = []
-        steps: list[int] = []
-        for place, s in enumerate(decoding):
-            steps.append(min(k, longest - self._tables[s.id].tokens))
-            taken += [(step, place) for step in range(self._unfilled(s) + 1, steps[-1] + 1, size)]
+        for place, (table, slots) in enumerate(zip(tables, self._unfilled_slots(tables), strict=True)):
+            if slots < k:
+                last = min(k, longest - table.tokens)
+                taken += [(step, place) for step in range(slots + 1, last + 1, size)]
         if len(taken) > len(self._free):
             raise ValueError(f"{k} steps need {len(taken)} blocks and {len(self._free)} are free: over the horizon")
-        tables = [self._tables[s.id] for s in decoding]
         for _, place in sorted(taken):
             tables[place].blocks.append(self._free.popleft())
-        for table, added in zip(tables, steps, strict=True):
-            table.tokens += added
-        self._tokens += sum(steps)
+        before = sum([table.tokens for table in tables])
+        for table in tables:
+            table.tokens = min(table.tokens + k, longest)
+        self._tokens += sum([table.tokens for table in tables]) - before
 
-    def _unfilled(self, s: KVSequence) -> int:
-        table = self._tables[s.id]
-        return len(table.blocks) * self.config.block_size - table.tokens
+    def _tables_of(self, sequences: Sequence[KVSequence]) -> list[_Table]:
+        tables = self._tables
+        return [tables[s.id] for s in sequences]
+
+    def _unfilled_slots(self, tables: Sequence[_Table]) -> list[int]:
+        size = self.config.block_size
+        return [len(table.blocks) * size - table.tokens for table in tables]
 
     # -- giving back -------------------------------------------------------------------------------------------------
 
