@@ -277,13 +277,15 @@ class BlockAllocator(ABC):
         if count or gained:
             self.grid.inactive_split(block.pool, count, gained)
 
+    # Both are counted only for the facts of a failure, so that nothing is paid for them before. O(live blocks).
+
     def _owner_bytes(self, owner: int) -> int:
         if owner < 0:
             return 0
         return sum(block.size for block in self._live.values() if block.owner == owner)
 
-    def _tagged_bytes(self, *tags: Tag) -> int:
-        return sum(block.size for block in self._live.values() if block.tag in tags)
+    def _weights_bytes(self) -> int:
+        return sum(block.size for block in self._live.values() if block.tag is Tag.WEIGHT)
 
     def _heads(self) -> list[LinkedBlock]:
         """First block of each segment, in address order."""

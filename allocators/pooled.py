@@ -128,8 +128,7 @@ class PooledAllocator(BlockAllocator):
             largest_free_bytes=max(driver_free, self._free.largest()),
             cached_free_bytes=reserved - allocated,
             driver_free_bytes=driver_free,
-            weights_bytes=self._tagged_bytes(Tag.WEIGHT),
+            weights_bytes=self._weights_bytes(),
             owner_bytes=self._owner_bytes(owner),
             tenants_bytes=self.driver.tenants_bytes,
-            transient_bytes=self._tagged_bytes(Tag.ACTIVATION, Tag.WORKSPACE),
         )

@@ -241,8 +241,7 @@ class CachingAllocator(BlockAllocator):
                 other_stream=other_stream,
                 other_pool=other_pool,
             ),
-            weights_bytes=self._tagged_bytes(Tag.WEIGHT),
+            weights_bytes=self._weights_bytes(),
             owner_bytes=self._owner_bytes(owner),
             tenants_bytes=self.driver.tenants_bytes,
-            transient_bytes=self._tagged_bytes(Tag.ACTIVATION, Tag.WORKSPACE),
         )

@@ -52,7 +52,6 @@ def test_the_facts_are_complete() -> None:
         weights_bytes=31_457_792,
         owner_bytes=9_438_208,
         tenants_bytes=6 * MIB,
-        transient_bytes=512,
     )
 
 
