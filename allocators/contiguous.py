@@ -73,9 +73,10 @@ class _Buffers:
 
     __slots__ = ("capacity", "done", "filled", "full_bytes", "grown", "handles", "owner", "tokens")
 
-    def __init__(self, owner: int, full_bytes: int) -> None:
+    def __init__(self, owner: int) -> None:
         self.owner = owner
-        self.full_bytes = full_bytes
+        self.full_bytes = 0
+        """Bytes at full length, while it runs."""
         self.handles: list[int] = []
         self.tokens = 0
         """Target of the last reserve."""
@@ -217,22 +218,23 @@ class ContiguousPolicy:
 
     def _admit(self, s: KVSequence, hit: int) -> _Buffers:
         history = self._parked.get(s.session)
-        if hit and (history is None or hit > history.tokens):
-            parked = 0 if history is None else history.tokens
-            raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: session {s.session} has {parked} parked")
-        if history is not None:
+        parked_tokens = history.tokens if history else 0
+        if hit > parked_tokens:
+            raise ValueError(
+                f"sequence {s.id} cannot adopt {hit} tokens: session {s.session} has {parked_tokens} parked"
+            )
+        if history and not hit:
+            self.drop_parked(s.session)
+            history = None
+        if history:
             self._unpark(s.session)
-        if history is not None and hit:
             buffers = history.buffers
             buffers.owner = s.id
             buffers.filled = hit
             self._filled_tokens += hit
             self._touched.append((buffers, hit, buffers.capacity))
         else:
-            if history is not None:
-                self._free(history.buffers)
-                history = None
-            buffers = _Buffers(s.id, 0)
+            buffers = _Buffers(s.id)
         buffers.full_bytes = self._bytes_at_full_length(s)
         self._full_bytes += buffers.full_bytes
         self._running[s.id] = buffers
