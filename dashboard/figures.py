@@ -111,7 +111,7 @@ def memory_over_time(results: Mapping[str, Result]) -> go.Figure:
     style(figure, height)
     figure.update_layout(
         hovermode="x unified",
-        legend={"orientation": "h", "y": -78 / height, "yanchor": "top", "traceorder": "normal"},
+        legend={"orientation": "h", "y": -88 / height, "yanchor": "top", "traceorder": "normal"},
     )
     _offer_zoom(figure, [r.summary["oom"]["time_s"] for r in results.values() if r.summary["oom"] is not None], end_s)
     return figure
@@ -146,7 +146,7 @@ def _mark_oom(figure: go.Figure, summary: Mapping[str, object], end_s: float, *,
             fillcolor=ALARM,
             opacity=0.06,
             line_width=0,
-            annotation={"text": "out of memory:<br>the server is dead", "font": {"color": ALARM}},
+            annotation={"text": "out of<br>memory", "font": {"color": ALARM}},
             annotation_position="inside left" if oom["time_s"] < 0.75 * end_s else "inside right",
             row=row,
             col=col,

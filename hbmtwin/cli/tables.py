@@ -39,6 +39,8 @@ def print_comparison(console: Console, summaries: Mapping[str, Summary], wall_s:
             console.print(f"[bold]{escape(name)}[/bold]: {escape(oom_in_words(summary['oom']))}")
         if summary["requests_rejected"]:
             console.print(f"[bold]{escape(name)}[/bold]: rejected {escape(rejections_text(summary))}.")
+    if any(s["oom"] is not None for s in summaries.values()):
+        console.print("Latencies of a policy that died cover only what it lived through.", style="dim")
     console.print(
         f"Sizes, tokens and causes are exact for this traffic; times are estimates ({escape(str(first['basis']))}). "
         f"Ratios are means over time. GiB = 2^30 bytes. Took {wall_s:.1f} s.",
