@@ -132,7 +132,7 @@ def test_the_text_part_of_a_model_with_images_is_read_and_said_so(tmp_path: Path
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_config_that_cannot_be_computed_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, object], message: str
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CatalogError, match=message) as refused:
         model(config(tmp_path, **changes))
