@@ -200,16 +200,22 @@ class ContiguousPolicy:
         return Granted(hit)
 
     def _refuse(self, s: KVSequence) -> Refused | None:
-        """Refuse unless all running sequences and *s*, at full length, fit beside the histories of other sessions.
+        """Refuse unless all running sequences and *s* fit at full length; parked histories make room for them.
 
         Old copies are not counted: a doubling server needs them on top for a moment.
         """
         limit = self.config.limit_bytes or 0
         own = self._parked.get(s.session)
-        others_parked = self._parked_held_bytes - (0 if own is None else self._bytes_of(own.buffers))
-        need, free = self._bytes_at_full_length(s), limit - self._full_bytes - others_parked
-        if need <= free:
+        own_bytes = 0 if own is None else self._bytes_of(own.buffers)
+        need, left = self._bytes_at_full_length(s), limit - self._full_bytes
+        if need <= left:  # histories of others that stand in the way go, least recently parked first
+            for session in self.parked_sessions():
+                if need <= left - (self._parked_held_bytes - own_bytes):
+                    break
+                if session != s.session:
+                    self.drop_parked(session)
             return None
+        free = left - (self._parked_held_bytes - own_bytes)
         return Refused(need, max(0, free), "the running sequences at their full length leave too little")
 
     def _bytes_at_full_length(self, s: KVSequence) -> int:
@@ -490,6 +496,7 @@ class ContiguousPolicy:
             cached=0,
             pool=0,
             table=0,
+            parked_sessions=len(self._parked),
         )
 
     def walk(self) -> Iterator[KVBlock]:

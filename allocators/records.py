@@ -181,7 +181,7 @@ class Refused(NamedTuple):
 
 
 class KVUsage(NamedTuple):
-    """The books of a KV policy, in bytes. ``held`` is what sequences have, parked ones included."""
+    """The books of a KV policy, in bytes but for the last. ``held`` is what sequences have, parked ones included."""
 
     token: int
     """Occupied token slots of running sequences."""
@@ -197,6 +197,8 @@ class KVUsage(NamedTuple):
     """Blocks of the policy's own pool that are free (vLLM's null block is one of them: it can never be used)."""
     table: int
     """Bytes of block tables on the device."""
+    parked_sessions: int = 0
+    """How many sessions have a parked history."""
 
     @property
     def unfilled(self) -> int:

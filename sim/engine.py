@@ -118,7 +118,6 @@ class Engine:
         self._live: dict[int, RequestTimes] = {}
         self._request_of: dict[int, int] = {}
         self._pending: dict[int, Request] = {}
-        self._parked_sessions: set[int] = set()
         self._next_tick_ns = 0
         self._composition: Sequence[object] = ()
 
@@ -258,7 +257,7 @@ class Engine:
         return Counts(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
-            parked=len(self._parked_sessions),
+            parked=self.kv.usage().parked_sessions,
             preemptions=self.preemptions,
             hit_tokens=self.hit_tokens,
         )
@@ -282,7 +281,6 @@ class Engine:
         for a in plan.admitted:
             self._request_of[a.sequence.id] = a.request.id
             times = self._live[a.request.id]
-            self._parked_sessions.discard(a.request.session)
             if times.scheduled_ns < 0:
                 times.scheduled_ns = now
                 times.cached_tokens = a.hit
@@ -292,6 +290,9 @@ class Engine:
             self.preemptions += 1
         for request, reason in plan.rejected:  # a preempted one loses what it had generated
             self._end(request, now, 0, Status.REJECTED, reason)
+            if self.config.keeps_parked:  # the turn that was to adopt its history will not come
+                ended = KVSequence(id=-1, session=request.session, turn=request.turn, num_tokens=0, max_tokens=0)
+                self.kv.release(ended, Release.DROP)
 
     def _finish(self, f: Finished, now: int) -> None:
         self.completed += 1
@@ -299,8 +300,6 @@ class Engine:
         continues = following.session == f.request.session if following else f.request.has_next
         park = continues and self.config.between_turns == "keep" and self.config.keeps_parked
         self.kv.release(f.sequence, Release.PARK if park else Release.FINISH)
-        if park:
-            self._parked_sessions.add(f.request.session)
         del self._request_of[f.sequence.id]
 
     def _end(self, r: Request, now: int, output_tokens: int, status: Status, reason: str) -> Request | None:

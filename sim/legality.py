@@ -6,14 +6,20 @@ nothing is ignored in silence.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any, Literal
 
+from hbmtwin.allocators.growth import growth_rule
 from hbmtwin.allocators.registry import Registry, UnknownPolicy, device_allocators, kv_policies
-from hbmtwin.sim.scenario import Scenario, ScenarioError
+from hbmtwin.sim.scenario import Scenario, ScenarioError, Section
 from hbmtwin.sim.scheduler import schedulers
 
 CONTIGUOUS_KEYS = ("growth", "tensors", "copy_scope", "initial_tokens", "growth_factor")
 PAGED_KEYS = ("block_size", "watermark")
+GENERATOR_KEYS = ("users", "request_rate", "burstiness", "prompt_tokens", "output_tokens", "system_prompt_tokens")
+"""Of ``[workload]``: a trace has its own."""
 
 
 def effective_oom(scenario: Scenario) -> Literal["stop", "reject", "preempt"]:
@@ -43,6 +49,7 @@ def check(scenario: Scenario) -> None:
             f"kv_cache.policy: {scenario.kv_cache.policy!r} needs {', '.join(sorted(missing))}, which "
             f"memory.kv_arena = {scenario.memory.kv_arena!r} does not offer"
         )
+    _check_options(scenario)
     if scenario.kv_cache.policy == "contiguous":
         _check_contiguous(scenario)
     if scenario.kv_cache.policy == "paged" and scenario.memory.admission == "reserve":
@@ -53,25 +60,45 @@ def check(scenario: Scenario) -> None:
 
 def notes(scenario: Scenario) -> tuple[str, ...]:
     """Remarks on settings that were given and have no effect."""
-    kv = scenario.kv_cache
-    found = []
+    kv, workload, session = scenario.kv_cache, scenario.workload, scenario.session
     idle = CONTIGUOUS_KEYS if kv.policy == "paged" else PAGED_KEYS if kv.policy == "contiguous" else ()
-    found += [
-        f"kv_cache.{key} does not concern the policy {kv.policy!r}"
-        for key in idle
-        if key in kv.model_fields_set and getattr(kv, key) != type(kv).model_fields[key].default
-    ]
-    if scenario.session.between_turns == "keep" and kv.policy == "paged":
+    found = [f"kv_cache.{key} does not concern the policy {kv.policy!r}" for key in _given(kv, idle)]
+    if "pooled" not in (scenario.memory.kv_arena, scenario.memory.general):
+        found += [f"memory.{key} concerns the allocator 'pooled' only" for key in _given(scenario.memory, ("fit",))]
+    if session.between_turns == "keep" and kv.policy == "paged":
         found.append("session.between_turns = keep: paged has no parked buffers, and drops KV between turns")
-    if scenario.workload.trace is not None:
-        ignored = ("users", "request_rate", "prompt_tokens", "output_tokens", "system_prompt_tokens")
-        given = [key for key in ignored if key in scenario.workload.model_fields_set]
-        found += [f"workload.{key} does not concern a trace" for key in given]
+    if workload.trace is not None:
+        found += [f"workload.{key} does not concern a trace" for key in _given(workload, GENERATOR_KEYS)]
+        found += [f"session.{key} does not concern a trace" for key in _given(session, ("turns", "think_time_s"))]
+    else:
+        found += [f"workload.{key} concerns a trace only" for key in _given(workload, ("time_scale",))]
+        if workload.users is not None:
+            found += [f"workload.{key} does not concern a closed loop" for key in _given(workload, ("burstiness",))]
     return tuple(found)
+
+
+def _given(section: Section, keys: Iterable[str]) -> list[str]:
+    """Those of *keys* whose value is not the default."""
+    return [key for key in keys if getattr(section, key) != type(section).model_fields[key].default]
+
+
+def _check_options(scenario: Scenario) -> None:
+    policy: Any = kv_policies.get(scenario.kv_cache.policy)
+    own = {f.name for f in fields(policy.Config)} - type(scenario.kv_cache).model_fields.keys()
+    for name in sorted(scenario.kv_cache.options.keys() - own):
+        near = difflib.get_close_matches(name, own, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ScenarioError(
+            f"kv_cache.options: {name!r} is no further setting of the policy {scenario.kv_cache.policy!r}{hint}"
+        )
 
 
 def _check_contiguous(scenario: Scenario) -> None:
     kv, oom = scenario.kv_cache, effective_oom(scenario)
+    try:
+        growth_rule(kv.growth, kv.model_dump())
+    except ValueError as error:
+        raise ScenarioError(f"kv_cache.growth: {error}") from None
     if scenario.session.between_turns == "prefix_cache":
         raise ScenarioError(
             "session.between_turns: contiguous buffers have no prefix cache; use keep (buffers wait for the next "

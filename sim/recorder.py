@@ -145,10 +145,10 @@ class Recorder:
         self._timeline.append((time_ns, *row, *counts))
         if time_ns >= self._next_map_ns:
             self.address_map(time_ns, kv)
-            self._next_map_ns = (time_ns // self._map_spacing_ns + 1) * self._map_spacing_ns
             if self.checkpoint_ns == 0 and len(self._maps) > MAX_MAPS:
                 del self._maps[1::2]
                 self._map_spacing_ns *= 2
+            self._next_map_ns = (time_ns // self._map_spacing_ns + 1) * self._map_spacing_ns
 
     def address_map(self, time_ns: int, kv: KVPolicy) -> None:
         """Keep where every segment, block and KV block lies at this moment."""

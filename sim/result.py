@@ -50,7 +50,7 @@ class Result:
 
     def write_into(self, directory: Path) -> None:
         """Write the files of the result into an existing directory."""
-        text = json.dumps(self.summary, indent=2, ensure_ascii=False)
+        text = json.dumps(self.summary, indent=2, ensure_ascii=False, allow_nan=False)
         (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
         (directory / "scenario.toml").write_text(self.scenario.to_toml(), encoding="utf-8")
         for name in TABLES:
@@ -90,7 +90,11 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
         if directory.exists():
             retired = staging.with_name(staging.name + ".old")
             directory.rename(retired)
-            staging.rename(directory)
+            try:
+                staging.rename(directory)
+            except BaseException:
+                retired.rename(directory)
+                raise
             shutil.rmtree(retired)
         else:
             staging.rename(directory)

@@ -140,7 +140,10 @@ class Twin:
         }
         if "num_blocks" in {f.name for f in fields(policy.Config)}:
             given.setdefault("num_blocks", self._pool_blocks(s.memory.kv_arena, settings, left))
-        self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
+        try:
+            self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
+        except (TypeError, ValueError, OutOfMemory) as error:  # what is left to go wrong are options
+            raise ScenarioError(f"kv_cache.options: {error}") from None
 
     def _pool_blocks(self, arena: str, settings: dict[str, Any], left_bytes: int) -> int:
         """The most blocks whose tensors fit in *left_bytes*, found by placing them in an empty allocator of that kind.

@@ -1,15 +1,18 @@
 """A scenario is everything that a run depends on: one TOML file, one frozen tree of records.
 
 Precedence: defaults < file < preset < ``--set a.b=c``. Unknown keys are refused with the nearest known one, values
-with the key's path. The same records feed the command line, ``hbmtwin init`` and the documentation.
+with the key's path; types are not converted (``true`` is no number, nor is ``"5"``). The same records feed the
+command line, ``hbmtwin init`` and the documentation.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,13 +30,15 @@ class ScenarioError(ValueError):
 
 
 def parse_bytes(value: object) -> object:
-    """Read ``"29.5GiB"`` as bytes; other values pass through. Raise ValueError for an unknown unit."""
+    """Read ``"29.5GiB"`` and ``3e10`` as bytes; other values pass through. Raise ValueError for an unknown unit."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError("write bytes as a number, or with a unit such as 512MiB or 29.5GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return int(Decimal(match[1]) * _UNITS[match[2].lower()])
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
@@ -44,7 +49,7 @@ LengthSpec = Annotated[int, Field(ge=1)] | dict[str, Any]
 class Section(BaseModel):
     """One table of the scenario file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class ModelSection(Section):
@@ -124,10 +129,12 @@ class SessionSection(Section):
 
 
 class ResultsSection(Section):
-    interval_s: float = Field(1.0, gt=0, description="simulated seconds between timeline rows, at most")
+    interval_s: float = Field(1.0, gt=0, le=1e9, description="simulated seconds between timeline rows, at most")
     steps: bool = Field(False, description="store every step")
     memory_trace: bool = Field(False, description="store every operation on the allocators")
-    checkpoint_s: float = Field(0.0, ge=0, description="simulated seconds between address maps; 0: about 16 in all")
+    checkpoint_s: float = Field(
+        0.0, ge=0, le=1e9, description="simulated seconds between address maps; 0: about 16 in all"
+    )
 
 
 class CalibrationSection(Section):
@@ -199,18 +206,26 @@ class Scenario(Section):
         """Read a scenario file, apply a preset and ``a.b=c`` overrides. Raise ScenarioError.
 
         Without *path* the defaults stand. A *preset* given here wins over the file's, and its keys over the file's
-        keys; a relative trace path in a file is relative to that file.
+        keys. It stays named in the scenario only while every key of it stands, so that a saved scenario reads back as
+        itself. A relative trace path in a file is relative to that file, in an override to the working directory.
         """
         keys = dict(_flatten(_read(path))) if path is not None else {}
         if path is not None and isinstance(trace := keys.get("workload.trace"), str):
             keys["workload.trace"] = str(path.parent / trace)
         sets = dict(_parse_override(text) for text in overrides)
-        chosen = sets.pop("kv_cache.preset", None) or preset or keys.get("kv_cache.preset")
+        wanted = sets.pop("kv_cache.preset", None)
+        if None not in (wanted, preset) and wanted != preset:
+            raise ScenarioError(
+                f"kv_cache.preset: --set says {wanted!r} where {preset!r} is to run; leave it out of --set"
+            )
+        chosen = wanted or preset or keys.pop("kv_cache.preset", None)
         if chosen is None and not _GOVERNED & (keys.keys() | sets.keys()):
             chosen = "paged"
         if chosen is not None:
-            keys.update(preset_keys(str(chosen)))
-            keys["kv_cache.preset"] = chosen
+            governed = preset_keys(str(chosen))
+            keys.update(governed)
+            changed = any(sets.get(key, value) != value for key, value in governed.items())
+            keys["kv_cache.preset"] = None if changed else chosen
         keys.update(sets)
         if seed is not None:
             keys["seed"] = seed
@@ -234,8 +249,14 @@ class Scenario(Section):
             raise ScenarioError("\n".join(_explain(e) for e in error.errors())) from None
 
     def to_toml(self) -> str:
-        """The scenario as the text of its file; keys without a value are left out."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
+        """The scenario as the text of its file; keys without a value are left out.
+
+        A trace is named by its absolute path: the file may lie elsewhere than where the run was started.
+        """
+        tree = self.model_dump(exclude_none=True)
+        if self.workload.trace is not None:
+            tree["workload"]["trace"] = os.path.abspath(self.workload.trace)
+        return tomli_w.dumps(tree)
 
 
 def preset_keys(name: str) -> dict[str, Any]:

@@ -273,7 +273,6 @@ class ContinuousScheduler:
         kv.abort_step()
         for admitted in reversed(p.admitted):  # back to the front of the queue, in their order
             entry = self._running.pop()
-            kv.release(admitted.sequence, Release.DROP)
             self._running_tokens -= admitted.sequence.num_computed_tokens
             admitted.sequence.num_computed_tokens = 0
             self._waiting.appendleft(entry)

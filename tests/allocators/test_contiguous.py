@@ -389,12 +389,18 @@ def test_admission_by_reservation_reckons_with_the_growth_rule() -> None:
     assert (answer.need_bytes, answer.free_bytes) == (256 * 2048, 255 * 2048)
 
 
-def test_admission_by_reservation_leaves_parked_histories_alone_but_the_own_one_counts_as_room() -> None:
+def test_admission_by_reservation_frees_parked_histories_least_recent_first_but_not_the_own_one() -> None:
     policy = reserving(250)
-    s = KVSequence(id=1, session=1, turn=0, num_tokens=100, max_tokens=100, spans=(("a", 0, 100),))
-    step(policy, s)
-    policy.release(s, Release.PARK)
-    other = KVSequence(id=2, session=2, turn=0, num_tokens=10, max_tokens=151)
-    own = KVSequence(id=3, session=1, turn=1, num_tokens=110, max_tokens=250, spans=(("a", 0, 110),))
-    assert isinstance(policy.reserve(other, 10, admitting=True), Refused)
-    assert policy.reserve(own, 10, hit=policy.lookup(own), admitting=True) == Granted(100)
+    for session in (1, 2, 3):
+        s = KVSequence(session, session, 0, num_tokens=60, max_tokens=60, spans=((f"user {session}", 0, 60),))
+        step(policy, s)
+        policy.release(s, Release.PARK)
+    own = KVSequence(id=4, session=1, turn=1, num_tokens=70, max_tokens=100, spans=(("user 1", 0, 70),))
+    assert policy.reserve(own, 10, hit=policy.lookup(own), admitting=True) == Granted(60)
+    assert policy.parked_sessions() == (2, 3)
+    other = KVSequence(id=5, session=9, turn=0, num_tokens=10, max_tokens=90)
+    assert policy.reserve(other, 10, admitting=True) == Granted()
+    assert policy.parked_sessions() == (3,)
+    too_long = KVSequence(id=6, session=8, turn=0, num_tokens=10, max_tokens=61)
+    assert isinstance(policy.reserve(too_long, 10, admitting=True), Refused)
+    assert policy.parked_sessions() == (3,)

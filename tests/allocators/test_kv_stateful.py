@@ -147,6 +147,7 @@ class Traffic(RuleBasedStateMachine):
         assert usage.parked == sum(self.parked.values()) * LAYOUT.token_bytes
         assert min(usage) >= 0
         assert usage.unfilled >= 0
+        assert usage.parked_sessions == len(self.parked)
         in_arena = self.policy.arena.usage().requested_by_tag[Tag.KV]
         assert in_arena == usage.held + usage.growth_copy + usage.cached + usage.pool
         assert usage.growth_copy == 0
@@ -156,7 +157,7 @@ class Traffic(RuleBasedStateMachine):
             self.release(s, Release.FINISH)
         for session in list(self.parked):
             self.end_session(session)
-        assert self.policy.usage()._replace(pool=0) == (0,) * 7
+        assert self.policy.usage()._replace(pool=0) == (0,) * 8
 
     def newcomer(self, session: int, length: int, shared: int) -> KVSequence:
         spans = ((f"session {session}", 0, shared), (f"turn {self.next_id}", 0, length - shared))
