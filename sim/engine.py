@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import simpy
@@ -123,6 +124,7 @@ class Engine:
 
     def run(self) -> None:
         """Simulate until the traffic ends or the server dies. Raise WorkloadError from a source that is bad."""
+        self._work_ns()  # loading the weights and making the pool came before time 0, and is no step's work
         arrivals = iter(self.source.open())
         self.env.process(self._arrivals(arrivals))
         self.env.process(self._server())
@@ -144,8 +146,16 @@ class Engine:
                 return
             self._submit(r)
 
-    def _later(self, r: Request) -> Generator[simpy.Event, None, None]:
-        yield self.env.timeout(max(0, r.arrival_ns - int(self.env.now)))
+    def _follow(self, r: Request, now: int) -> None:
+        """Submit the next turn of a session when it arrives: at once if it waits for its predecessor only."""
+        if r.arrival_ns <= now:
+            self._submit(r)
+            return
+        self._pending[r.id] = r
+        timeout = self.env.timeout(r.arrival_ns - now)  # no process: its start would cut the next leap
+        timeout.callbacks.append(lambda _: self._arrive(r))
+
+    def _arrive(self, r: Request) -> None:
         if self.oom is None:
             del self._pending[r.id]
             self._submit(r)
@@ -167,7 +177,9 @@ class Engine:
                 yield _Last(env, 0)
             start = int(env.now)
             self.recorder.now_ns = start
-            before = self.books.row(scheduler.running_tokens), self._counts()
+            before = None
+            if self.recorder.last_row_ns < start:  # else a row of this moment stands already
+                before = self.books.row(scheduler.running_tokens), self._counts()
             plan = scheduler.schedule(self.kv)
             self._note_plan(plan, start)
             if plan.exhausted is not None:
@@ -179,7 +191,7 @@ class Engine:
                 continue
             composition = [(s.id, new) for s, new in plan.scheduled]
             changed = composition != self._composition
-            if changed and self.recorder.last_row_ns < start:
+            if changed and before is not None:
                 self.recorder.row(start, *before, self.kv)
             self._composition = composition
             try:
@@ -306,8 +318,7 @@ class Engine:
         self.recorder.end_request(self._live.pop(r.id), now, output_tokens, status, reason)
         following = self.source.next_turn(r, now, status)
         if following is not None:
-            self._pending[following.id] = following
-            self.env.process(self._later(following))
+            self._follow(following, now)
         return following
 
     # Out of memory
@@ -321,6 +332,7 @@ class Engine:
         for request, failed in self.scheduler.fail(plan, self.kv, s.id, Fail.REJECT):
             generated = failed.num_tokens - request.prompt_tokens
             self._end(request, now, generated, Status.REJECTED, "out_of_memory")
+            del self._request_of[failed.id]
 
     def _refused_facts(self, s: KVSequence, refused: Refused) -> OomFacts:
         """The facts of a sequence that its pool refused, as an allocator would state them."""
@@ -373,14 +385,20 @@ class Engine:
 
     def _close_after_death(self, arrivals: Iterable[Request]) -> None:
         """Write the rows of requests that the death cut off, and of those that were never submitted."""
-        now = self.oom.time_ns if self.oom else 0
-        for r, s in self.scheduler.unfinished():
-            generated = s.num_tokens - r.prompt_tokens
-            self.recorder.end_request(self._live[r.id], now, generated, Status.FAILED, "server_died")
-        for r in self._pending.values():
-            self.recorder.end_request(RequestTimes(r), -1, 0, Status.UNFINISHED, "not_submitted")
-        for r in arrivals:
-            self.recorder.end_request(RequestTimes(r), -1, 0, Status.UNFINISHED, "not_submitted")
+        assert self.oom is not None
+        now = self.oom.time_ns
+        generated = {r.id: s.num_tokens - r.prompt_tokens for r, s in self.scheduler.unfinished()}
+        following: list[Request] = []
+        for times in self._live.values():  # also those whose rejection was not answered yet
+            r = times.request
+            self.recorder.end_request(times, now, generated.get(r.id, 0), Status.FAILED, "server_died")
+            if (after := self.source.next_turn(r, now, Status.FAILED)) is not None:
+                following.append(after)
+        for first in chain(self._pending.values(), following, arrivals):
+            unsent: Request | None = first
+            while unsent is not None:
+                self.recorder.end_request(RequestTimes(unsent), -1, 0, Status.UNFINISHED, "not_submitted")
+                unsent = self.source.next_turn(unsent, now, Status.UNFINISHED)
 
 
 def _loaded(usage: AllocatorUsage) -> int:
