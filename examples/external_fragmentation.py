@@ -64,6 +64,7 @@ def place_afresh(live: pd.DataFrame, limit_bytes: int, capacity_bytes: int) -> C
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Run, show, place afresh; 0 if all came out as the first lines say."""
     result = run(Scenario.load(SCENARIO))
     oom = result.oom
     if oom is None or oom["cause"] != "external_fragmentation":

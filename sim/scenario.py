@@ -53,28 +53,38 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
+    """What is served."""
+
     name: str = Field("llama-2-7b", description="catalog id, or a path to a Hugging Face config.json")
 
 
 class DeviceSection(Section):
+    """What it is served on."""
+
     name: str = Field("ascend-910b4", description="catalog id")
     memory_bytes: Bytes | None = Field(None, gt=0, description="total memory; default: what the device reports")
     other_tenant_bytes: Bytes = Field(0, ge=0, description="held by other processes on the device")
 
 
 class EngineSection(Section):
+    """How the model is laid over devices."""
+
     tensor_parallel_size: int = Field(1, ge=1, description="ranks that share each layer; one rank is simulated")
     gpu_memory_utilization: float = Field(0.92, gt=0, le=1, description="share of total memory that may be used")
     max_model_len: int | None = Field(None, ge=2, description="longest prompt + output; default: the model's limit")
 
 
 class SchedulerSection(Section):
+    """How much runs at once."""
+
     policy: str = Field("continuous", description="scheduler: see `hbmtwin catalog policies`")
     max_num_seqs: int = Field(256, ge=1, description="most sequences that run at once")
     max_num_batched_tokens: int = Field(2048, ge=1, description="most tokens that one step computes")
 
 
 class MemorySection(Section):
+    """Who places which bytes, and what happens when they run out."""
+
     general: str = Field("caching", description="device allocator of weights and activations")
     kv_arena: str = Field("caching", description="device allocator of the KV cache")
     fit: Literal["best", "first"] = Field("best", description="how `pooled` chooses among free runs")
@@ -92,6 +102,8 @@ class MemorySection(Section):
 
 
 class KVCacheSection(Section):
+    """How sequences get room for their tokens."""
+
     preset: str | None = Field(None, description="caching, pooled, doubling or paged; none given: paged")
     policy: str = Field("paged", description="KV policy: see `hbmtwin catalog policies`")
     growth: str = Field("exact", description="contiguous only: static, exact or doubling")
@@ -107,6 +119,8 @@ class KVCacheSection(Section):
 
 
 class WorkloadSection(Section):
+    """Who asks for how much, and when."""
+
     trace: str | None = Field(None, description="request file to replay (Azure 2023 CSV or our own), gzip or plain")
     users: int | None = Field(None, ge=1, description="closed loop: users that wait for their answer")
     request_rate: float | None = Field(None, gt=0, description="open loop: Poisson arrivals per second; inf: at once")
@@ -119,6 +133,8 @@ class WorkloadSection(Section):
 
 
 class SessionSection(Section):
+    """Conversations of several turns."""
+
     between_turns: Literal["keep", "drop", "prefix_cache"] = Field(
         "drop", description="what happens to a session's KV until its next turn"
     )
@@ -129,6 +145,8 @@ class SessionSection(Section):
 
 
 class ResultsSection(Section):
+    """What is stored."""
+
     interval_s: float = Field(1.0, gt=0, le=1e9, description="simulated seconds between timeline rows, at most")
     steps: bool = Field(False, description="store every step")
     memory_trace: bool = Field(False, description="store every operation on the allocators")
@@ -138,6 +156,8 @@ class ResultsSection(Section):
 
 
 class CalibrationSection(Section):
+    """Where the cost model's coefficients come from."""
+
     profile: str | None = Field(None, description="calibration profile; none: default coefficients, uncalibrated")
 
 

@@ -68,10 +68,14 @@ class Scheduler(Protocol):
     """Decides each step. The engine calls ``schedule``, carries the plan out ``k`` times, then ``commit``."""
 
     @property
-    def num_running(self) -> int: ...
+    def num_running(self) -> int:
+        """Sequences that were admitted and have not ended."""
+        ...
 
     @property
-    def num_waiting(self) -> int: ...
+    def num_waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        ...
 
     @property
     def has_work(self) -> bool:
@@ -142,21 +146,26 @@ class ContinuousScheduler:
 
     @property
     def num_running(self) -> int:
+        """Sequences that were admitted and have not ended."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
         return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
+        """Whether anything runs, waits, or is to be answered."""
         return bool(self._running or self._waiting or self._rejected)
 
     @property
     def running_tokens(self) -> int:
+        """Computed tokens of running sequences, at the last commit."""
         return self._running_tokens
 
     def add(self, r: Request, now_ns: int) -> None:
+        """Queue a request, or note its rejection for the next plan. O(1)."""
         if r.prompt_tokens + r.max_tokens > self.config.max_model_len:
             self._rejected.append((r, "max_model_len"))
             return
@@ -177,6 +186,7 @@ class ContinuousScheduler:
         self._waiting.append(entry)
 
     def schedule(self, kv: KVPolicy) -> Plan:
+        """Running sequences first, then the queue. O(running + admitted) calls of the policy."""
         plan = Plan(rejected=self._rejected)
         self._rejected = []
         budget = self._schedule_running(plan, kv)
@@ -242,6 +252,7 @@ class ContinuousScheduler:
         self._waiting.appendleft(victim)
 
     def steady_steps(self, p: Plan) -> int:
+        """Steps until the first sequence ends; 0 in a step with a prompt, a first token or a preemption."""
         if p.preempted or len(p.decoding) < len(p.scheduled):
             return 0
         left = len(p.scheduled) and 2**62
@@ -253,6 +264,7 @@ class ContinuousScheduler:
         return left
 
     def commit(self, p: Plan, k: int) -> list[Finished]:
+        """Count *k* steps; those that sampled their last token leave. O(scheduled)."""
         finished: list[Finished] = []
         for s, new in p.scheduled:
             computed = new + k - 1
@@ -270,6 +282,7 @@ class ContinuousScheduler:
         return finished
 
     def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> list[tuple[Request, KVSequence]]:
+        """Undo the plan: its admissions go back to the front of the queue, in their order."""
         kv.abort_step()
         for admitted in reversed(p.admitted):  # back to the front of the queue, in their order
             entry = self._running.pop()
@@ -291,5 +304,6 @@ class ContinuousScheduler:
         return [(entry.request, entry.sequence)]
 
     def unfinished(self) -> Iterator[tuple[Request, KVSequence]]:
+        """Running requests, then waiting ones, with their sequences."""
         for entry in (*self._running, *self._waiting):
             yield entry.request, entry.sequence
