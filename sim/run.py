@@ -43,7 +43,7 @@ class DoesNotFit(RuntimeError):
 class Twin:
     """The parts of one run, built from a scenario and not yet started.
 
-    Raise ScenarioError, CatalogError, WorkloadError, or DoesNotFit if the server would not start.
+    It can run once. Raise ScenarioError, CatalogError, WorkloadError, or DoesNotFit if the server would not start.
     *source* and *cost* stand in for the scenario's own, for research and tests.
     """
 
@@ -121,7 +121,11 @@ class Twin:
         )
         self.forward = Forward(self.general, self.model.num_layers)
         tensors = weight_tensors(self.model, s.engine.tensor_parallel_size)
-        self.forward.load(tensors, budget.activation_bytes)
+        try:
+            self.forward.load(tensors, budget.activation_bytes)
+        except OutOfMemory as error:  # the budget does not round, the allocator does
+            reason = f"weights and activations do not fit once they are rounded ({error}): raise gpu_memory_utilization"
+            raise DoesNotFit(replace(budget, fits=False, reason=reason)) from None
         left = min(limit - self.general.usage().reserved, self.driver.mem_info()[0])
         self.arena = self.general
         if s.memory.kv_arena != s.memory.general:
