@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 
 from hbmtwin.api import Result
 from hbmtwin.dashboard.figures import style
-from hbmtwin.dashboard.palette import ALARM, HOLE, INK, MEMORY, PARTLY_FILLED, POOL_TENSOR
+from hbmtwin.dashboard.palette import ALARM, HOLE, INK, MEMORY, PARTLY_FILLED, POOL_TENSOR, UNRESERVED
 from hbmtwin.dashboard.verdict import bytes_text
 
 MIB = 2**20
@@ -29,6 +29,7 @@ Pieces = list[tuple[int, int, str]]
 
 _COLOURS = {
     **{key: (layer.label, layer.colour) for key, layer in MEMORY.items()},
+    "unreserved": (UNRESERVED.label, UNRESERVED.colour),
     "pool": (POOL_TENSOR.label, POOL_TENSOR.colour),
     "partly": (PARTLY_FILLED.label, PARTLY_FILLED.colour),
     "hole": ("Hole: cached by the allocator, in nobody's use", HOLE),
@@ -147,10 +148,10 @@ def _split(pieces: Pieces, row_bytes: int) -> dict[str, list[tuple[int, int, int
 
 def _draw_pieces(figure: go.Figure, pieces: Pieces, end: int, row_bytes: int) -> None:
     by_kind = _split(pieces, row_bytes)
-    background = _split([(0, end, "driver_free")], row_bytes)
-    for kind in ("driver_free", *(kind for kind in _COLOURS if kind != "driver_free")):
+    by_kind["unreserved"] = _split([(0, end, "unreserved")], row_bytes)["unreserved"]  # behind everything
+    for kind in ("unreserved", *(kind for kind in _COLOURS if kind != "unreserved")):
         label, colour = _COLOURS[kind]
-        rows = background["driver_free"] if kind == "driver_free" else by_kind.get(kind)
+        rows = by_kind.get(kind)
         if not rows:
             continue
         table: npt.NDArray[np.int64] = np.array(rows, dtype=np.int64)
@@ -164,7 +165,7 @@ def _draw_pieces(figure: go.Figure, pieces: Pieces, end: int, row_bytes: int) ->
                 name=label,
                 marker={"color": colour, "line": {"width": 0.6 if kind == "hole" else 0, "color": INK}},
                 hovertemplate=f"{label}: %{{customdata:,.2f}} MiB<extra></extra>",
-                hoverinfo="skip" if kind == "driver_free" else None,
+                hoverinfo="skip" if kind == "unreserved" else None,
             ),
             row=1,
             col=1,

@@ -35,6 +35,7 @@ MEMORY: dict[str, Layer] = {
 """Bands from the bottom of the stack to its top; their columns are all byte columns of a timeline, each once."""
 
 POOL_TENSOR = Layer("KV pool tensors (their blocks: below)", (), "#A9C9E2")
+UNRESERVED = Layer("Reserved by no allocator", (), MEMORY["driver_free"].colour)
 PARTLY_FILLED = Layer("KV block, partly filled", (), "#7FA6A0")
 HOLE = "#FFFFFF"
 ALARM = "#B00020"

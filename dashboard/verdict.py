@@ -1,12 +1,11 @@
-"""Results in words and rows: what the terminal and the report both say about a run.
-
-Reads summaries only, so that importing it costs nothing.
-"""
+"""Results in words and rows, from summaries alone: what the terminal and the report both say about a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from hbmtwin.api import RULES
 
 Summary = Mapping[str, Any]
 
@@ -89,7 +88,7 @@ def oom_in_words(oom: Summary) -> str:
     what = f" of {TAGS.get(oom['tag'], oom['tag'])}" if oom["tag"] else ""
     because = CAUSES.get(oom["cause"], "")
     if oom["cause"] == "allocator_rule":
-        because += f": {oom['rule']}."
+        because += f": {RULES.get(oom['rule'], oom['rule'])}."
     need, free, largest = (bytes_text(oom[f"{key}_bytes"]) for key in ("need", "free", "largest_free"))
     return (
         f"Out of memory at {oom['time_s']:.3f} s, cause {cause_text(oom)}: {who} asks for {need}{what} in one piece. "

@@ -5,6 +5,7 @@ Everything here is re-exported from where it lives; ``hbmtwin`` itself fetches t
 
 from __future__ import annotations
 
+from hbmtwin.allocators.caching import RULES
 from hbmtwin.allocators.oom import Cause
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.allocators.registry import UnknownPolicy, device_allocators, kv_policies
@@ -23,6 +24,7 @@ from hbmtwin.workloads.records import Request, Source, WorkloadError
 
 __all__ = [
     "PRESETS",
+    "RULES",
     "CatalogError",
     "Cause",
     "DeviceSpec",

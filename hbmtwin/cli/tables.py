@@ -23,17 +23,15 @@ from hbmtwin.dashboard.verdict import (
     seconds_text,
 )
 
+WIDE = 130
+"""Columns that a comparison with one row a policy needs."""
+
 
 def print_comparison(console: Console, summaries: Mapping[str, Summary], wall_s: float) -> None:
     """The verdict first, then one row a policy, then the deaths in words and how far to trust the times."""
     first = next(iter(summaries.values()))
     console.print(f"[bold]{escape(headline(summaries))}[/bold]")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for position, title in enumerate(HEADER):
-        table.add_column(title, justify="left" if position < 2 else "right", overflow="fold")
-    for summary, cells in zip(summaries.values(), rows(summaries), strict=True):
-        table.add_row(*map(escape, cells), style="red" if summary["oom"] is not None else None)
-    console.print(table)
+    console.print(_comparison(summaries, wide=console.width >= WIDE))
     for name, summary in summaries.items():
         if summary["oom"] is not None:
             console.print(f"[bold]{escape(name)}[/bold]: {escape(oom_in_words(summary['oom']))}")
@@ -46,6 +44,25 @@ def print_comparison(console: Console, summaries: Mapping[str, Summary], wall_s:
         f"Ratios are means over time. GiB = 2^30 bytes. Took {wall_s:.1f} s.",
         style="dim",
     )
+
+
+def _comparison(summaries: Mapping[str, Summary], *, wide: bool) -> Table:
+    """One row a policy, or one column a policy where the terminal is too narrow for that."""
+    cells = [[escape(cell) for cell in row] for row in rows(summaries)]
+    styles = ["red" if summary["oom"] is not None else "" for summary in summaries.values()]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    if wide:
+        for position, title in enumerate(HEADER):
+            table.add_column(title, justify="left" if position < 2 else "right", no_wrap=position != 1)
+        for row, style in zip(cells, styles, strict=True):
+            table.add_row(*row, style=style)
+    else:
+        table.add_column(HEADER[0])
+        for row, style in zip(cells, styles, strict=True):
+            table.add_column(row[0], justify="right", style=style)
+        for title, *values in list(zip(HEADER, *cells, strict=True))[1:]:
+            table.add_row(title.replace("\n", " "), *values)
+    return table
 
 
 def print_run(console: Console, name: str, summary: Summary, wall_s: float) -> None:

@@ -1,0 +1,112 @@
+"""The words of a verdict, letter by letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hbmtwin.allocators.oom import Cause
+from hbmtwin.dashboard.verdict import CAUSES, HEADER, bytes_text, fate, headline, oom_in_words, rows, seconds_text
+
+GIB = 2**30
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    """The summary of a run in which nothing happened, with these changes."""
+    nothing = {"p50": None, "p90": None, "p99": None}
+    return {
+        "oom": None,
+        "preemptions": 0,
+        "requests_rejected": {},
+        "requests_completed": 1000,
+        "requests_total": 1000,
+        "kv_utilization_mean": None,
+        "internal_fragmentation_mean": 0.0125,
+        "external_fragmentation_mean": 0.25,
+        "peak_reserved_bytes": 24 * GIB,
+        "ttft_s": nothing,
+        "tpot_s": {**nothing, "p50": 0.0241},
+        "makespan_s": 1234.5,
+        **changes,
+    }
+
+
+def record(cause: str = "external_fragmentation", **changes: Any) -> dict[str, Any]:
+    """An out-of-memory record with the terms that are told."""
+    return {
+        "cause": cause,
+        "time_s": 81.25,
+        "request": 70,
+        "tag": "kv",
+        "rule": "",
+        "need_bytes": 663 * 2**20,
+        "free_bytes": 4 * GIB,
+        "largest_free_bytes": 648 * 2**20,
+        **changes,
+    }
+
+
+def test_a_death_in_words() -> None:
+    assert oom_in_words(record()) == (
+        "Out of memory at 81.250 s, cause external fragmentation: request 70 asks for 663.00 MiB of KV in one piece. "
+        "4.00 GiB are free in all, the largest piece is 648.00 MiB. "
+        "Enough is free in all, but no single piece is large enough."
+    )
+
+
+def test_a_rule_is_explained_and_an_unknown_one_at_least_named() -> None:
+    assert oom_in_words(record("allocator_rule", rule="stream")).endswith(
+        "A free piece is large enough, but a rule of the allocator bars it: "
+        "a cached block is large enough, but belongs to another stream."
+    )
+    assert oom_in_words(record("allocator_rule", rule="moon_phase")).endswith("bars it: moon_phase.")
+
+
+def test_nobody_in_particular_is_the_server() -> None:
+    assert "the server asks for 663.00 MiB of weights" in oom_in_words(record(request=-1, tag="weight"))
+
+
+def test_every_cause_has_its_sentence() -> None:
+    assert set(CAUSES) == {cause.value for cause in Cause}
+
+
+def test_the_headline_names_who_held_and_who_died_of_what() -> None:
+    dead = summary(oom=record("growth_copy"))
+    assert headline({"caching": dead, "paged": summary()}) == "paged held; caching died at 81.2 s (growth copy)."
+    three = {"caching": summary(), "pooled": summary(), "paged": summary()}
+    assert headline(three) == "caching, pooled and paged held."
+    assert headline({"caching": dead}) == "caching died at 81.2 s (growth copy)."
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "held"),
+        ({"preemptions": 1}, "held, 1 preemption"),
+        (
+            {"preemptions": 4321, "requests_rejected": {"max_model_len": 2, "never_fits": 1}},
+            "held, 4,321 preemptions, 3 rejected",
+        ),
+        ({"oom": record()}, "died at 81.2 s: external fragmentation"),
+    ],
+)
+def test_a_fate_in_few_words(changes: dict[str, Any], said: str) -> None:
+    assert fate(summary(**changes)) == said
+
+
+def test_a_row_has_a_cell_a_column_and_a_dash_for_what_is_not() -> None:
+    (row,) = rows({"paged": summary()})
+    assert len(row) == len(HEADER)
+    assert row == ("paged", "held", "1,000 / 1,000", "–", "1.2", "25.0", "24.00", "– / –", "24.1", "1,234.5")
+
+
+def test_units_follow_the_size() -> None:
+    assert [bytes_text(n) for n in (0, 1023, 1024, 3 * 2**19, 3 * 2**29)] == [
+        "0 B",
+        "1023 B",
+        "1.00 KiB",
+        "1.50 MiB",
+        "1.50 GiB",
+    ]
+    assert [seconds_text(s) for s in (None, 0.0, 0.0241, 90.5)] == ["–", "0.00 s", "24.1 ms", "90.50 s"]
