@@ -228,10 +228,10 @@ class Engine:
             self._row(time_ns, tokens + first + (step - 1) * len(plan.decoding), counts)
         self.kv.advance(plan.decoding, k - done)
         self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted)
-        for s, new in plan.scheduled:
+        for s, new in plan.scheduled if k == 1 else ():  # leaps of more than one step hold no first token
             times = self._live[self._request_of[s.id]]
             if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
-                times.first_token_ns = now  # leaps of more than one step hold no first token
+                times.first_token_ns = now
         finished = self.scheduler.commit(plan, k)
         if finished:  # both sides of the drop: what they held to the end, and what is left
             full = tokens + first + (k - 1) * len(plan.decoding)

@@ -195,12 +195,13 @@ class ContinuousScheduler:
         return plan
 
     def _schedule_running(self, plan: Plan, kv: KVPolicy) -> int:
-        running = self._running
+        running, scheduled, decoding = self._running, plan.scheduled, plan.decoding
         budget = self.config.max_num_batched_tokens
         index = 0
         while index < len(running) and budget > 0:
             s = running[index].sequence
-            new = min(s.num_tokens - s.num_computed_tokens, budget)
+            left = s.num_tokens - s.num_computed_tokens
+            new = left if left < budget else budget
             while isinstance(refused := kv.reserve(s, new, others_running=len(running) > 1), Refused):
                 if self.config.oom != "preempt":
                     plan.exhausted = (s, refused)
@@ -209,7 +210,9 @@ class ContinuousScheduler:
                 self._preempt(plan, kv, victim)
                 if victim.sequence is s:
                     return 0
-            self._plan(plan, s, new)
+            scheduled.append((s, new))
+            if left == 1:
+                decoding.append(s)
             budget -= new
             index += 1
         return budget
@@ -234,14 +237,10 @@ class ContinuousScheduler:
             s.num_computed_tokens = hit
             self._running_tokens += hit
             plan.admitted.append(Admitted(entry.request, s, hit))
-            self._plan(plan, s, new)
+            plan.scheduled.append((s, new))
+            if s.num_tokens - hit == 1:
+                plan.decoding.append(s)
             budget -= new
-
-    @staticmethod
-    def _plan(plan: Plan, s: KVSequence, new: int) -> None:
-        plan.scheduled.append((s, new))
-        if new == 1 and s.num_computed_tokens + 1 == s.num_tokens:
-            plan.decoding.append(s)
 
     def _preempt(self, plan: Plan, kv: KVPolicy, victim: _Entry) -> None:
         s = victim.sequence
