@@ -84,9 +84,12 @@ def _given(section: Section, keys: Iterable[str]) -> list[str]:
 
 def _check_options(scenario: Scenario) -> None:
     policy: Any = kv_policies.get(scenario.kv_cache.policy)
-    own = {f.name for f in fields(policy.Config)} - type(scenario.kv_cache).model_fields.keys()
-    for name in sorted(scenario.kv_cache.options.keys() - own):
-        near = difflib.get_close_matches(name, own, n=1)
+    keys = type(scenario.kv_cache).model_fields.keys()
+    further = {f.name for f in fields(policy.Config)} - keys
+    for name in sorted(scenario.kv_cache.options.keys() - further):
+        if name in keys:
+            raise ScenarioError(f"kv_cache.options: {name!r} has a key of its own; write it as kv_cache.{name}")
+        near = difflib.get_close_matches(name, further, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ScenarioError(
             f"kv_cache.options: {name!r} is no further setting of the policy {scenario.kv_cache.policy!r}{hint}"

@@ -1,0 +1,157 @@
+"""Which combinations are refused, by name and with the reason, and which settings are told to have no effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from hbmtwin.sim import legality
+from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
+
+CONTIGUOUS = "kv_cache.policy=contiguous"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ["memory.general=cachng"],
+            "memory.general: no device allocator is called 'cachng' (there are caching, pooled); "
+            "did you mean 'caching'?",
+        ),
+        (
+            ["memory.kv_arena=pool"],
+            "memory.kv_arena: no device allocator is called 'pool' (there are caching, pooled); did you mean 'pooled'?",
+        ),
+        (
+            ["kv_cache.policy=pagd"],
+            "kv_cache.policy: no KV policy is called 'pagd' (there are contiguous, paged); did you mean 'paged'?",
+        ),
+        (["scheduler.policy=sjf"], "scheduler.policy: no scheduler is called 'sjf' (there are continuous)"),
+        (
+            ["memory.general=pooled"],
+            "memory.general: 'pooled' takes one region at start and cannot hold the weights beside another arena; "
+            "use it as memory.kv_arena",
+        ),
+        (["memory.activations=peak"], "memory.activations: 'peak' is not in this release; use 'none'"),
+        (["kv_cache.retention=ring"], "kv_cache.retention: 'ring' is not in this release; use 'full'"),
+        (["calibration.profile=a.json"], "calibration.profile: 'a.json' is not in this release; leave it out"),
+        (
+            ["session.between_turns=prefix_cache"],
+            "session.between_turns: prefix_cache is not in this release of paged; use 'drop'",
+        ),
+        (
+            [CONTIGUOUS, "session.between_turns=prefix_cache"],
+            "session.between_turns: contiguous buffers have no prefix cache; use keep (buffers wait for the next turn) "
+            "or drop",
+        ),
+        (
+            ["memory.admission=reserve"],
+            "memory.admission: reserve concerns contiguous policies; paged admits what fits its pool: leave it none",
+        ),
+        (
+            [CONTIGUOUS, "memory.oom=reject"],
+            "memory.oom: 'reject' is illegal with kv_cache.growth = 'exact' and copy_scope = 'tensor': a step in which "
+            "some tensors have been replaced cannot be undone; use stop",
+        ),
+        (
+            [CONTIGUOUS, "memory.oom=preempt", "kv_cache.copy_scope=step"],
+            "memory.oom: 'preempt' for contiguous policies is not in this release; use stop, or kv_cache.policy = "
+            "'paged'",
+        ),
+        (
+            [CONTIGUOUS, "memory.oom=preempt", "kv_cache.growth=static"],
+            "memory.oom: 'preempt' for contiguous policies is not in this release; use stop, or kv_cache.policy = "
+            "'paged'",
+        ),
+        (
+            [CONTIGUOUS, "kv_cache.growth=doublng"],
+            "kv_cache.growth: no growth rule is called 'doublng' (there are static, exact, doubling); "
+            "did you mean 'doubling'?",
+        ),
+        (
+            ["kv_cache.options={num_block=9}"],
+            "kv_cache.options: 'num_block' is no further setting of the policy 'paged'; did you mean 'num_blocks'?",
+        ),
+        (
+            ["kv_cache.options={block_size=9}"],
+            "kv_cache.options: 'block_size' has a key of its own; write it as kv_cache.block_size",
+        ),
+    ],
+)
+def test_an_illegal_combination_is_refused_by_name(settings: list[str], said: str) -> None:
+    scenario = Scenario.load(overrides=settings)
+    with pytest.raises(ScenarioError) as caught:
+        legality.check(scenario)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_presets_are_legal_and_without_remark(preset: str) -> None:
+    scenario = Scenario.load(preset=preset)
+    legality.check(scenario)
+    assert legality.notes(scenario) == ()
+    assert legality.effective_oom(scenario) == {"paged": "preempt"}.get(preset, "stop")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["memory.oom=stop"],
+        ["memory.oom=reject"],
+        ["memory.kv_arena=pooled"],
+        ["kv_cache.options={num_blocks=9, reserve_full_sequence=false}"],
+        [CONTIGUOUS, "memory.admission=reserve"],
+        [CONTIGUOUS, "kv_cache.growth=static", "session.between_turns=keep"],
+    ],
+)
+def test_legal_combinations_pass(settings: list[str]) -> None:
+    legality.check(Scenario.load(overrides=settings))
+
+
+def test_what_happens_out_of_memory_depends_on_the_policy() -> None:
+    assert legality.effective_oom(Scenario.load(overrides=[CONTIGUOUS])) == "stop"
+    assert legality.effective_oom(Scenario.load(overrides=["kv_cache.policy=paged"])) == "preempt"
+    assert legality.effective_oom(Scenario.load(overrides=["memory.oom=reject"])) == "reject"
+
+
+@pytest.mark.parametrize(
+    ("settings", "remarks"),
+    [
+        (
+            ["kv_cache.growth=static", "kv_cache.tensors=merged", "kv_cache.initial_tokens=9"],
+            [
+                "kv_cache.growth does not concern the policy 'paged'",
+                "kv_cache.tensors does not concern the policy 'paged'",
+                "kv_cache.initial_tokens does not concern the policy 'paged'",
+            ],
+        ),
+        (
+            [CONTIGUOUS, "kv_cache.block_size=16", "kv_cache.watermark=0.1"],
+            [
+                "kv_cache.block_size does not concern the policy 'contiguous'",
+                "kv_cache.watermark does not concern the policy 'contiguous'",
+            ],
+        ),
+        (["memory.fit=first"], ["memory.fit concerns the allocator 'pooled' only"]),
+        ([CONTIGUOUS, "memory.kv_arena=pooled", "memory.fit=first"], []),
+        (
+            ["session.between_turns=keep"],
+            ["session.between_turns = keep: paged has no parked buffers, and drops KV between turns"],
+        ),
+        ([CONTIGUOUS, "session.between_turns=keep"], []),
+        (
+            ["workload.trace=a.csv", "workload.users=3", "workload.burstiness=2", "session.turns=2"],
+            [
+                "workload.users does not concern a trace",
+                "workload.burstiness does not concern a trace",
+                "session.turns does not concern a trace",
+            ],
+        ),
+        (["workload.trace=a.csv", "workload.time_scale=2", "workload.num_prompts=5"], []),
+        (["workload.time_scale=2"], ["workload.time_scale concerns a trace only"]),
+        (["workload.users=3", "workload.burstiness=2"], ["workload.burstiness does not concern a closed loop"]),
+        (["workload.request_rate=3", "workload.burstiness=2"], []),
+    ],
+)
+def test_settings_without_effect_are_told(settings: list[str], remarks: list[str]) -> None:
+    assert list(legality.notes(Scenario.load(overrides=settings))) == remarks

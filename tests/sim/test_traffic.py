@@ -1,0 +1,104 @@
+"""From the keys of a scenario to its traffic: which source, with which figures, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hbmtwin.sim.scenario import Scenario, ScenarioError
+from hbmtwin.sim.traffic import source_of
+from hbmtwin.workloads.builtin import NUM_PROMPTS, builtin
+from hbmtwin.workloads.closed_loop import ClosedLoop
+from hbmtwin.workloads.open_loop import OpenLoop
+from hbmtwin.workloads.records import WorkloadError
+from hbmtwin.workloads.replay import Replay
+
+
+def scenario(*overrides: str, seed: int = 0) -> Scenario:
+    return Scenario.load(overrides=overrides, seed=seed)
+
+
+def test_with_nothing_said_the_built_in_workload_runs() -> None:
+    source = source_of(scenario(seed=5))
+    assert isinstance(source, OpenLoop)
+    assert source.total_requests == NUM_PROMPTS
+    assert list(source.open()) == list(builtin(seed=5).open())
+    assert list(source.open()) != list(builtin(seed=6).open())
+
+
+def test_a_rate_makes_an_open_loop_without_bursts() -> None:
+    source = source_of(scenario("workload.request_rate=4", "workload.num_prompts=400", "session.turns=1"))
+    assert isinstance(source, OpenLoop)
+    requests = list(source.open())
+    assert [r.id for r in requests] == list(range(400))
+    assert requests[-1].arrival_ns / 1e9 == pytest.approx(100, rel=0.15)
+    assert source.arrivals.bursts is None
+
+
+def test_an_infinite_rate_is_all_at_once() -> None:
+    source = source_of(scenario("workload.request_rate=inf", "workload.num_prompts=5", "session.turns=1"))
+    assert {r.arrival_ns for r in source.open()} == {0}
+
+
+def test_users_make_a_closed_loop_with_the_lengths_given() -> None:
+    source = source_of(
+        scenario(
+            "workload.users=3",
+            "workload.num_prompts=7",
+            "workload.prompt_tokens=11",
+            "workload.output_tokens={distribution='uniform',low=2,high=3}",
+            "workload.system_prompt_tokens=4",
+        )
+    )
+    assert isinstance(source, ClosedLoop)
+    requests = list(source.open())
+    assert [r.arrival_ns for r in requests] == [0, 0, 0]
+    assert {r.prompt_tokens for r in requests} == {15}
+    assert {r.spans[0] for r in requests} == {("system", 0, 4)}
+    assert {r.output_tokens for r in requests} <= {2, 3}
+
+
+def test_users_and_a_rate_contradict_each_other() -> None:
+    with pytest.raises(
+        ScenarioError, match=r"^workload\.users: a closed loop has no request_rate; give one of the two"
+    ):
+        source_of(scenario("workload.users=3", "workload.request_rate=1"))
+
+
+def test_a_trace_wins_and_is_scaled_and_cut(tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n10,5,2\n11,6,3\n14,7,4\n")
+    source = source_of(
+        scenario(f"workload.trace={path}", "workload.users=9", "workload.time_scale=2", "workload.num_prompts=2")
+    )
+    assert isinstance(source, Replay)
+    assert [(r.arrival_ns, r.prompt_tokens, r.output_tokens) for r in source.open()] == [
+        (0, 5, 2),
+        (2_000_000_000, 6, 3),
+    ]
+    assert source.total_requests == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "workload.prompt_tokens={distribution='zipf'}",
+            r"^workload\.prompt_tokens: no distribution 'zipf'; known are fixed, uniform, lognormal, quantiles",
+        ),
+        ("workload.output_tokens={distribution='uniform',low=5,high=2}", r"^workload\.output_tokens"),
+        ("session.turns={distribution='uniform'}", r"^session\.turns"),
+        ("session.think_time_s=inf", r"^session\.think_time_s: a think time is from 0 to 100000000 seconds, not inf"),
+    ],
+)
+def test_bad_figures_are_a_fault_of_the_scenario(setting: str, said: str) -> None:
+    with pytest.raises(ScenarioError, match=said):
+        source_of(scenario(setting))
+
+
+def test_a_bad_file_is_a_fault_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,2\n1,x,3\n")
+    with pytest.raises(WorkloadError, match=r"bad\.csv:3: "):
+        source_of(scenario(f"workload.trace={path}"))
