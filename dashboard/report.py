@@ -45,6 +45,7 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
         version=html.escape(str(one.summary["version"])),
         seed=one.summary["seed"],
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.with_name("plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
     path.write_text(page, encoding="utf-8")
 

@@ -22,7 +22,7 @@ from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.think_times import LogNormalTime
 
 NUM_PROMPTS = 600
-REQUEST_RATE = 0.6
+REQUEST_RATE = 0.5
 """Sessions a second."""
 SYSTEM_PROMPT_TOKENS = 400
 BURSTS = Bursts(every_s=180, length_s=45, factor=2.5)

@@ -13,8 +13,8 @@ from hbmtwin.workloads import builtin
 
 def test_its_first_requests_never_change() -> None:
     first, second = list(builtin().open())[:2]
-    assert (first.arrival_ns, first.prompt_tokens, first.output_tokens) == (3_730_308_722, 945, 433)
-    assert (second.arrival_ns, second.prompt_tokens, second.output_tokens) == (10_146_877_094, 496, 624)
+    assert (first.arrival_ns, first.prompt_tokens, first.output_tokens) == (4_476_370_466, 945, 433)
+    assert (second.arrival_ns, second.prompt_tokens, second.output_tokens) == (12_176_252_514, 496, 624)
     assert first.spans == (("system", 0, 400), ("user/0/0", 0, 545))
     assert second.spans == (("system", 0, 400), ("user/1/0", 0, 96))
 
