@@ -203,10 +203,6 @@ class BlockAllocator(ABC):
     # -- what a policy writes --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def footprint(self, size: int) -> int:
-        """Bytes that a request of *size* takes from the driver, or from the region, when no free block serves it."""
-
-    @abstractmethod
     def empty_cache(self) -> None:
         """Give unused cached memory back to the driver, as ``torch.npu.empty_cache`` does."""
 

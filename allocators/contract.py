@@ -109,10 +109,6 @@ class DeviceAllocator(Protocol):
         """Address of a live handle."""
         ...
 
-    def footprint(self, size: int) -> int:
-        """Bytes that a request of *size* takes from the driver, or from the region, when no free block serves it."""
-        ...
-
     def empty_cache(self) -> None:
         """Give unused cached memory back to the driver, as ``torch.npu.empty_cache`` does."""
         ...

@@ -76,10 +76,6 @@ class PooledAllocator(BlockAllocator):
         self.grid.segment_alloc(LARGE, size)
         self._free.put(LinkedBlock(address, size, LARGE, 0))
 
-    def footprint(self, size: int) -> int:
-        """Bytes of the region that a request of *size* takes: rounded up to the alignment."""
-        return self._rounded(size)
-
     def empty_cache(self) -> None:
         """Nothing to give back: the region stays."""
         if self.observer is not None:

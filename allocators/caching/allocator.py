@@ -83,10 +83,6 @@ class CachingAllocator(BlockAllocator):
         self._free: tuple[dict[int, BySize], dict[int, BySize]] = ({}, {})
         """Free blocks by pool and stream."""
 
-    def footprint(self, size: int) -> int:
-        """Size of the segment that a request of *size* bytes asks of the driver on a miss."""
-        return allocation_size(round_size(size, self._pad, self._divisions), self._large_segment)
-
     def empty_cache(self) -> None:
         """Give every free block that is a whole segment back to the driver. O(free blocks)."""
         if self.observer is not None:

@@ -234,16 +234,6 @@ def test_the_observer_sees_every_call_before_it_is_carried_out(name: str) -> Non
     assert allocator.malloc(5, tag=Tag.KV) == second + 2, "a failed request keeps its number"
 
 
-def test_the_footprint_is_what_a_request_takes_when_no_free_block_serves_it(name: str) -> None:
-    for size in (1, 1000, MIB, 3 * MIB, 50 * MIB):
-        allocator = build(name)
-        before = allocator.usage()
-        allocator.malloc(size, tag=Tag.KV)
-        after = allocator.usage()
-        taken = after.allocated if "region" in allocator.features else after.reserved - before.reserved
-        assert allocator.footprint(size) == taken
-
-
 def test_peaks_are_kept_and_reset(name: str) -> None:
     allocator = build(name)
     allocator.free(allocator.malloc(100 * MIB, tag=Tag.KV))

@@ -96,7 +96,6 @@ def test_free_neighbours_merge_whatever_the_order(fit: str, order: tuple[int, ..
 def test_sizes_round_up_to_the_alignment(alignment: int, asked: int, taken: int) -> None:
     allocator = PooledAllocator(HbmDriver(10 * MIB), PooledConfig(MIB, alignment=alignment))
     allocator.malloc(asked, tag=Tag.KV)
-    assert allocator.footprint(asked) == taken
     assert allocator.usage() == (MIB, taken, asked, 0, MIB - taken, MIB - taken, (0, 0, 0, asked))
 
 
