@@ -283,7 +283,7 @@ class ForgetsItsBooks(ContiguousPolicy):
 
     def advance(self, decoding: list[KVSequence], k: int) -> None:
         super().advance(decoding, k)
-        self._filled_tokens -= k * len(decoding)
+        self._store.filled_tokens -= k * len(decoding)
 
 
 @pytest.mark.parametrize("broken", [LeapsTooFar, ForgetsItsBooks])
@@ -404,3 +404,30 @@ def test_admission_by_reservation_frees_parked_histories_least_recent_first_but_
     too_long = KVSequence(id=6, session=8, turn=0, num_tokens=10, max_tokens=61)
     assert isinstance(policy.reserve(too_long, 10, admitting=True), Refused)
     assert policy.parked_sessions() == (3,)
+
+
+def test_a_step_that_planned_twice_for_a_new_sequence_is_undone_wholly() -> None:
+    policy = policy_of(copy_scope="step")
+    a = sequence(1, 8)
+    policy.reserve(a, 4, admitting=True)
+    policy.reserve(a, 8)
+    policy.grow_layer(0)
+    assert policy.usage() == books(held=8192)
+    policy.abort_step()
+    policy.check()
+    assert policy.usage() == books()
+
+
+def test_a_sequence_that_had_no_token_yet_has_none_after_an_undone_step() -> None:
+    policy = policy_of(copy_scope="step")
+    a = sequence(1, 8)
+    policy.reserve(a, 0, admitting=True)
+    grow(policy)
+    policy.end_step()
+    policy.reserve(a, 8)
+    grow(policy)
+    policy.abort_step()
+    policy.check()
+    assert policy.usage() == books()
+    step(policy, a)
+    assert policy.usage() == books(token=16_384, held=16_384)

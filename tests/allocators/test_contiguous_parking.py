@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy, common_prefix
+from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import KVLayout, KVSequence, Release, Span, Tag
@@ -213,34 +211,3 @@ def test_claim_b2_history_after_two_turns() -> None:
     assert lengths == [250, 430]
     assert hits == [0, 249]
     assert policy.usage().parked == 429 * TOKEN
-
-
-# Common prefixes
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "common"),
-    [
-        ((), (("x", 0, 5),), 0),
-        ((("x", 0, 5),), (("x", 0, 8),), 5),
-        ((("x", 0, 5),), (("y", 0, 5),), 0),
-        ((("x", 0, 5),), (("x", 1, 5),), 0),
-        ((("x", 0, 5), ("y", 0, 5)), (("x", 0, 5), ("y", 0, 2), ("z", 0, 9)), 7),
-        ((("x", 0, 5), ("y", 0, 5)), (("x", 0, 6), ("y", 0, 5)), 5),
-        ((("x", 0, 3), ("x", 3, 4)), (("x", 0, 7), ("y", 0, 1)), 7),
-    ],
-)
-def test_common_prefix(a: tuple[Span, ...], b: tuple[Span, ...], common: int) -> None:
-    assert common_prefix(a, b) == common_prefix(b, a) == common
-
-
-SPANS = st.lists(st.tuples(st.sampled_from("xy"), st.integers(0, 2), st.integers(1, 4)), max_size=5)
-
-
-@given(SPANS, SPANS)
-def test_common_prefix_is_that_of_the_tokens_themselves(a: list[Span], b: list[Span]) -> None:
-    tokens_a, tokens_b = ([(x, start + i) for x, start, length in spans for i in range(length)] for spans in (a, b))
-    common = 0
-    while common < min(len(tokens_a), len(tokens_b)) and tokens_a[common] == tokens_b[common]:
-        common += 1
-    assert common_prefix(a, b) == common

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from hbmtwin.allocators import HbmDriver
+from hbmtwin.allocators.buffers import Buffers, BufferStore
 from hbmtwin.allocators.caching.allocator import CachingAllocator, CachingConfig
 from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
+from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.oom import OomFacts, OutOfMemory
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
@@ -244,8 +246,8 @@ class LeaksAHistory(ContiguousPolicy):
     """A next turn without a hit forgets the parked buffers instead of freeing them."""
 
     def reserve(self, s: KVSequence, new: int, *, hit: int = 0, **more: int) -> Granted | Refused:
-        if s.session in self._parked and not hit:
-            self._unpark(s.session)
+        if s.session in self._histories and not hit:
+            self._histories.unpark(s.session)
         return super().reserve(s, new, hit=hit, **more)
 
 
@@ -253,7 +255,7 @@ class KeepsOldCopies(ContiguousPolicy):
     """The last old copy of a step outlives it."""
 
     def end_step(self) -> None:
-        del self._old[-1:]
+        del self._store._old[-1:]
         super().end_step()
 
 
@@ -261,18 +263,23 @@ class AbortsWithoutTheBooks(ContiguousPolicy):
     """An aborted step leaves its tokens counted."""
 
     def abort_step(self) -> None:
-        tokens = self._filled_tokens
+        tokens = self._store.filled_tokens
         super().abort_step()
-        self._filled_tokens = tokens
+        self._store.filled_tokens = tokens
 
 
 class ForgetsHalfAConcatenation(ContiguousPolicy):
     """K was replaced, V was not: the books miss K."""
 
-    def _regrown(self, buffers: object, first: int, handles: Sequence[int], added_bytes: int) -> None:
-        super()._regrown(buffers, first, handles, added_bytes)
-        if len(handles) == 1:
-            self._held_bytes -= added_bytes
+    class Store(BufferStore):
+        def _regrown(self, buffers: Buffers, first: int, handles: Sequence[int], added_bytes: int) -> None:
+            super()._regrown(buffers, first, handles, added_bytes)
+            if len(handles) == 1:
+                self.held_bytes -= added_bytes
+
+    def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: ContiguousConfig) -> None:
+        super().__init__(layout, arena, config)
+        self._store = self.Store(layout, arena, config.tensors, config.copy_scope)
 
 
 class LosesABlock(PagedPolicy):
