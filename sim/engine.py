@@ -134,6 +134,8 @@ class Engine:
             self._close_after_death(arrivals)
         elif self.scheduler.has_work:
             raise EngineError("the run ended with requests that the scheduler neither runs nor answers")
+        elif self.recorder.last_row_ns < self.env.now:  # what came last was rejected, and left no row
+            self._row(int(self.env.now))
 
     # Arrivals
 
