@@ -1,0 +1,493 @@
+"""Continuous batching, step by step: literal logs on a tiny pool, and a naive second model on random traffic.
+
+A log line says what a step computed in running order (``A10`` ten tokens of A), who was admitted (``+A``), preempted
+(``-A``), rejected (``!A why``) or could not go on (``?A``), and who ended with it (``A.``).
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hbmtwin.allocators.driver import HbmDriver
+from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
+from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
+from hbmtwin.allocators.records import KVLayout, KVSequence, Refused, Release
+from hbmtwin.sim.scheduler import ContinuousScheduler, Fail, Plan, SchedulerConfig
+from hbmtwin.workloads.records import Request, user_stream
+
+TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
+NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def request(id: int, prompt: int, output: int, max_tokens: int | None = None) -> Request:
+    return Request(
+        id=id,
+        session=id,
+        turn=0,
+        arrival_ns=0,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        max_tokens=output if max_tokens is None else max_tokens,
+        spans=((user_stream(id, 0), 0, prompt),),
+    )
+
+
+class Server:
+    """A scheduler over a pool of blocks of 4 tokens, driven one step at a time; every step is checked."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int,
+        scheduler: type[ContinuousScheduler] = ContinuousScheduler,
+        watermark: float = 0.0,
+        **config: object,
+    ) -> None:
+        settings = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 16, "oom": "preempt", **config}
+        self.scheduler = scheduler(SchedulerConfig(**settings))
+        arena = PooledAllocator(HbmDriver(1 << 30), PooledConfig(limit_bytes=1 << 30))
+        self.kv = PagedPolicy(
+            TINY,
+            arena,
+            PagedConfig(
+                num_blocks=blocks + 1,
+                block_size=4,
+                max_model_len=self.scheduler.config.max_model_len,
+                watermark=watermark,
+            ),
+        )
+        self.id_of: dict[int, int] = {}
+
+    def add(self, *lengths: tuple[int, int], max_tokens: int | None = None) -> Server:
+        for prompt, output in lengths:
+            id = len(self.id_of) + len(self.scheduler._rejected)
+            self.scheduler.add(request(id, prompt, output, max_tokens), 0)
+            self.id_of = {s.id: r.id for r, s in self.scheduler.unfinished()} | self.id_of
+        return self
+
+    def name(self, s: KVSequence) -> str:
+        return NAMES[self.id_of[s.id]]
+
+    def plan(self) -> Plan:
+        return self.scheduler.schedule(self.kv)
+
+    def told(self, plan: Plan) -> list[str]:
+        log = [f"-{self.name(s)}" for s in plan.preempted]
+        log += [f"!{NAMES[r.id]} {why}" for r, why in plan.rejected]
+        log += [f"+{self.name(a.sequence)}" for a in plan.admitted]
+        log += [f"{self.name(s)}{new}" for s, new in plan.scheduled]
+        if plan.exhausted is not None:
+            log.append(f"?{self.name(plan.exhausted[0])}")
+        return log
+
+    def step(self) -> str:
+        plan = self.plan()
+        log = self.told(plan)
+        assert [s for s, new in plan.scheduled if s.num_computed_tokens + 1 == s.num_tokens] == plan.decoding
+        if plan.exhausted is None:
+            self.kv.end_step()
+            for f in self.scheduler.commit(plan, 1):
+                self.kv.release(f.sequence, Release.FINISH)
+                log.append(f"{self.name(f.sequence)}.")
+            self.check()
+        return " ".join(log)
+
+    def steps(self, count: int) -> list[str]:
+        return [self.step() for _ in range(count)]
+
+    def check(self) -> None:
+        self.kv.check()
+        assert self.kv.usage().token == self.scheduler.running_tokens * TINY.token_bytes
+
+    @property
+    def waiting(self) -> str:
+        everyone = [self.name(s) for _, s in self.scheduler.unfinished()]
+        return "".join(everyone[self.scheduler.num_running :])
+
+
+# -- order and budgets ---------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_then_a_token_a_step_until_the_end() -> None:
+    assert Server(blocks=10).add((3, 4)).steps(5) == ["+A A3", "A1", "A1", "A1 A.", ""]
+
+
+def test_one_token_of_output_ends_with_the_prompt() -> None:
+    assert Server(blocks=10).add((3, 1), (1, 2)).steps(2) == ["+A +B A3 B1 A.", "B1 B."]
+
+
+def test_decodes_come_before_prompts_and_prompts_in_chunks() -> None:
+    server = Server(blocks=20, max_num_batched_tokens=8).add((3, 9))
+    assert server.step() == "+A A3"
+    server.add((18, 2))
+    assert server.steps(4) == ["+B A1 B7", "A1 B7", "A1 B4", "A1 B1 B."]
+
+
+def test_two_prompts_share_the_budget_in_the_order_of_their_arrival() -> None:
+    server = Server(blocks=20, max_num_batched_tokens=8).add((5, 3), (5, 3), (5, 3))
+    assert server.steps(3) == ["+A +B A5 B3", "+C A1 B2 C5", "A1 B1 C1 A."]
+
+
+def test_more_running_than_tokens_a_step_serves_the_first_admitted() -> None:
+    server = Server(blocks=20, max_num_batched_tokens=2).add((1, 3), (1, 3), (1, 3))
+    assert server.steps(5) == ["+A +B A1 B1", "A1 B1", "A1 B1 A. B.", "+C C1", "C1"]
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    server = Server(blocks=20, max_num_seqs=2).add((2, 2), (2, 3), (2, 2), (2, 1))
+    assert server.steps(4) == ["+A +B A2 B2", "A1 B1 A.", "+C B1 C2 B.", "+D C1 D2 C. D."]
+
+
+def test_the_head_of_the_queue_blocks_those_behind_it() -> None:
+    """Four blocks: A holds two, B needs three, C would fit."""
+    server = Server(blocks=4).add((5, 4), (9, 1), (1, 1))
+    assert server.steps(4) == ["+A A5", "A1", "A1", "A1 A."]
+    assert server.waiting == "BC"
+    assert server.step() == "+B +C B9 C1 B. C."
+
+
+def test_a_prompt_in_chunks_is_admitted_only_if_all_of_it_fits() -> None:
+    server = Server(blocks=4, max_num_batched_tokens=4).add((4, 9), (13, 1))
+    assert server.steps(2) == ["+A A4", "A1"]
+    assert server.waiting == "B"
+
+
+def test_the_watermark_stays_free_while_others_run() -> None:
+    """int(0.25 * 5) = 1 block of the five that count the null block."""
+    server = Server(blocks=4, watermark=0.25).add((8, 5), (8, 1))
+    assert server.steps(2) == ["+A A8", "A1"]
+    assert Server(blocks=4, watermark=0.25).add((16, 1)).step() == "+A A16 A."
+
+
+# -- when memory is short ------------------------------------------------------------------------------------------
+
+
+def test_the_last_admitted_is_preempted_and_goes_to_the_front_of_the_queue() -> None:
+    """Six blocks, three sequences of two; A's ninth token takes C's. No admission in the step that preempted."""
+    server = Server(blocks=6, max_num_seqs=3, max_num_batched_tokens=32).add((7, 6), (7, 6), (7, 6), (1, 1))
+    assert server.step() == "+A +B +C A7 B7 C7"
+    assert server.step() == "A1 B1 C1"
+    assert server.step() == "-C A1 B1"
+    assert server.waiting == "CD"
+    assert server.step() == "A1 B1"  # C needs three blocks again, and blocks D
+    assert server.steps(2) == ["A1 B1", "A1 B1 A. B."]
+    assert server.steps(4) == ["+C +D C9 D1 D.", "C1", "C1", "C1 C."]  # its two tokens were kept, and computed anew
+
+
+def test_preempted_ones_return_in_the_order_of_their_admission() -> None:
+    """A takes the last block, B F's and C E's; D has nobody behind it left."""
+    server = Server(blocks=7, max_num_batched_tokens=32).add((4, 12), (4, 9), (4, 9), (4, 9), (4, 9), (4, 9))
+    assert server.step() == "+A +B +C +D +E +F A4 B4 C4 D4 E4 F4"
+    assert server.step() == "-F -E -D A1 B1 C1"
+    assert server.waiting == "DEF"
+
+
+def test_a_sequence_that_is_last_preempts_itself() -> None:
+    server = Server(blocks=3).add((4, 5), (4, 5))
+    assert server.step() == "+A +B A4 B4"
+    assert server.step() == "-B A1"
+    assert server.waiting == "B"
+    assert server.steps(4) == ["A1", "A1", "A1 A.", "+B B5"]
+
+
+def test_a_sequence_alone_that_cannot_grow_is_rejected_in_the_next_step() -> None:
+    server = Server(blocks=2).add((8, 3))
+    assert server.steps(3) == ["+A A8", "-A", "!A kv_capacity"]
+    assert not server.scheduler.has_work
+
+
+def test_what_can_never_fit_is_rejected_when_nothing_else_runs() -> None:
+    server = Server(blocks=3).add((4, 2), (13, 1), (4, 1))
+    assert server.steps(2) == ["+A A4", "A1 A."]
+    assert server.step() == "!B kv_capacity +C C4 C."
+
+
+def test_what_would_pass_max_model_len_is_rejected_at_once() -> None:
+    server = Server(blocks=20, max_model_len=16).add((12, 4), (12, 5))
+    server.scheduler.add(request(2, 2, 1, max_tokens=15), 0)  # the server knows max_tokens, not the truth
+    assert server.scheduler.num_waiting == 1
+    assert server.step() == "!B max_model_len !C max_model_len +A A12"
+    assert server.step() == "A1"
+
+
+def test_an_answer_is_cut_at_max_tokens() -> None:
+    assert Server(blocks=20).add((3, 9), max_tokens=2).steps(2) == ["+A A3", "A1 A."]
+
+
+@pytest.mark.parametrize("oom", ["stop", "reject"])
+def test_a_server_that_does_not_preempt_says_who_cannot_go_on(oom: str) -> None:
+    server = Server(blocks=5, oom=oom, max_num_batched_tokens=32).add((7, 5), (8, 5), (1, 9))
+    assert server.step() == "+A +B +C A7 B8 C1"
+    plan = server.plan()
+    assert server.told(plan) == ["A1", "?B"]
+    assert plan.exhausted is not None
+    assert plan.exhausted[1] == Refused(16, 0, "not enough free blocks")
+    assert server.scheduler.num_running == 3
+
+
+# -- a step that is not carried out ----------------------------------------------------------------------------------
+
+
+def test_reject_undoes_the_step_and_drops_the_owner() -> None:
+    server = Server(blocks=5, oom="reject", max_num_batched_tokens=32).add((7, 5), (8, 5), (1, 9))
+    server.step()
+    before = {s.id: server.kv.block_ids(s) for _, s in server.scheduler.unfinished()}
+    plan = server.plan()
+    assert plan.exhausted is not None
+    [(dropped, sequence)] = server.scheduler.fail(plan, server.kv, plan.exhausted[0].id, Fail.REJECT)
+    server.check()
+    assert (dropped.id, sequence.num_tokens) == (1, 9)
+    assert server.scheduler.running_tokens == 7 + 1
+    for _, s in server.scheduler.unfinished():
+        assert server.kv.block_ids(s) == before[s.id]
+    assert server.steps(2) == ["A1 C1", "A1 C1"]
+
+
+def test_preempt_undoes_the_step_and_preempts_the_last_admitted_before_it() -> None:
+    server = Server(blocks=20, max_num_batched_tokens=32).add((8, 5), (8, 5))
+    server.step()
+    server.add((4, 2), (4, 2))
+    free = server.kv.usage().pool
+    plan = server.plan()
+    assert server.told(plan) == ["+C", "+D", "A1", "B1", "C4", "D4"]
+    [(preempted, _)] = server.scheduler.fail(plan, server.kv, plan.scheduled[0][0].id, Fail.PREEMPT)
+    server.check()
+    assert preempted.id == 1
+    assert server.scheduler.running_tokens == 8
+    assert server.kv.usage().pool == free + 2 * 4 * TINY.token_bytes
+    assert server.waiting == "BCD"
+    assert server.step() == "+B +C +D A1 B9 C4 D4"
+
+
+def test_reject_of_one_that_was_just_admitted() -> None:
+    server = Server(blocks=20, max_num_batched_tokens=32).add((8, 5), (4, 2), (4, 2))
+    plan = server.plan()
+    owner = plan.admitted[1].sequence
+    server.scheduler.fail(plan, server.kv, owner.id, Fail.REJECT)
+    server.check()
+    assert (server.scheduler.num_running, server.scheduler.running_tokens, server.waiting) == (0, 0, "AC")
+    assert server.step() == "+A +C A8 C4"
+
+
+# -- leaps -----------------------------------------------------------------------------------------------------------
+
+
+def test_steady_steps_count_further_steps_until_the_first_ends() -> None:
+    server = Server(blocks=20).add((4, 9), (4, 6))
+    steady = []
+    for _ in range(4):
+        plan = server.plan()
+        steady.append(server.scheduler.steady_steps(plan))
+        server.kv.end_step()
+        server.scheduler.commit(plan, 1)
+    assert steady == [0, 4, 3, 2]  # the prompts; then B has five tokens to come, this one and four
+
+
+def test_a_first_token_is_never_inside_a_leap() -> None:
+    """A prompt of one token looks like a decode, but the time of its token is a result."""
+    server = Server(blocks=20).add((1, 9))
+    plan = server.plan()
+    assert [s.id for s in plan.decoding] == [0]
+    assert server.scheduler.steady_steps(plan) == 0
+
+
+def test_a_leap_commits_as_many_single_steps_do() -> None:
+    one, many = (Server(blocks=20).add((4, 9), (6, 6)) for _ in range(2))
+    one.step()
+    many.step()
+    logs = one.steps(5)
+    plan = many.plan()
+    k = 1 + many.scheduler.steady_steps(plan)
+    assert k == 5
+    many.kv.end_step()
+    many.kv.advance(plan.decoding, k - 1)
+    for f in many.scheduler.commit(plan, k):
+        many.kv.release(f.sequence, Release.FINISH)
+    many.check()
+    assert logs == ["A1 B1"] * 4 + ["A1 B1 B."]
+    states = [[(s.num_tokens, s.num_computed_tokens) for _, s in x.scheduler.unfinished()] for x in (one, many)]
+    assert states[0] == states[1] == [(10, 9)]
+
+
+# -- a second model ------------------------------------------------------------------------------------------------
+
+
+class NaiveServer:
+    """Section 3 of specs/paged-kv.md for one group without a cache, in lists and single steps; no shared code."""
+
+    def __init__(self, blocks: int, size: int, seqs: int, batched: int, longest: int, watermark: float) -> None:
+        self.free = list(range(1, blocks))
+        self.kept_free = int(watermark * blocks)
+        self.size, self.seqs, self.batched, self.longest = size, seqs, batched, longest
+        self.running: list[int] = []
+        self.waiting: list[int] = []
+        self.table: dict[int, list[int]] = {}
+        self.total: dict[int, int] = {}
+        self.computed: dict[int, int] = {}
+        self.end: dict[int, int] = {}
+
+    def add(self, id: int, prompt: int, output: int) -> None:
+        if prompt + output <= self.longest:
+            self.waiting.append(id)
+            self.table[id], self.total[id], self.computed[id], self.end[id] = [], prompt, 0, prompt + output
+
+    def room(self, id: int, tokens: int, spare: int) -> bool:
+        missing = -(-tokens // self.size) - len(self.table[id])
+        return missing + spare <= len(self.free)
+
+    def take(self, id: int, tokens: int) -> None:
+        while len(self.table[id]) * self.size < tokens:
+            self.table[id].append(self.free.pop(0))
+
+    def give_back(self, id: int) -> None:
+        while self.table[id]:
+            self.free.append(self.table[id].pop())
+
+    def step(self) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+        scheduled: list[tuple[int, int]] = []
+        preempted: list[int] = []
+        rejected: list[int] = []
+        budget = self.batched
+        for id in list(self.running):
+            if budget == 0:
+                break
+            if id in preempted:
+                continue
+            new = min(self.total[id] - self.computed[id], budget, self.longest - 1 - self.computed[id])
+            while id in self.running and not self.room(id, self.computed[id] + new, 0):
+                victim = self.running.pop()
+                self.give_back(victim)
+                self.computed[victim] = 0
+                self.waiting.insert(0, victim)
+                preempted.append(victim)
+            if id not in self.running:
+                break
+            self.take(id, self.computed[id] + new)
+            scheduled.append((id, new))
+            budget -= new
+        while self.waiting and not preempted and budget > 0 and len(self.running) < self.seqs:
+            id = self.waiting[0]
+            new = min(self.total[id], budget)
+            if not self.room(id, self.total[id], self.kept_free if self.running else 0):
+                if self.running:
+                    break
+                rejected.append(self.waiting.pop(0))
+                continue
+            self.running.append(self.waiting.pop(0))
+            self.take(id, new)
+            scheduled.append((id, new))
+            budget -= new
+        for id, new in scheduled:
+            self.computed[id] += new
+            if self.computed[id] == self.total[id]:
+                self.total[id] += 1
+                if self.total[id] == self.end[id]:
+                    self.running.remove(id)
+                    self.give_back(id)
+        return scheduled, preempted, rejected
+
+
+def compare(seed: int, steps: int, scheduler: type[ContinuousScheduler] = ContinuousScheduler) -> dict[str, int]:
+    """Random traffic through both, leaps included; asserts equality after each and returns how often what happened."""
+    draw = random.Random(seed)
+    blocks, seqs, batched = draw.choice([6, 12, 30]), draw.choice([1, 3, 10]), draw.choice([3, 10, 40])
+    watermark = draw.choice([0.0, 0.1])
+    server = Server(
+        blocks=blocks - 1,
+        scheduler=scheduler,
+        watermark=watermark,
+        max_model_len=32,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+    )
+    kv, ours = server.kv, server.scheduler
+    naive = NaiveServer(blocks, 4, seqs, batched, 32, watermark)
+    happened = {"preempted": 0, "rejected": 0, "leaps": 0, "steps": 0}
+    next_id = 0
+    while happened["steps"] < steps:
+        while draw.random() < 0.3 and len(naive.waiting) < 6:
+            prompt, output = draw.randint(1, 24), draw.randint(1, 12)
+            ours.add(request(next_id, prompt, output), 0)
+            naive.add(next_id, prompt, output)
+            next_id += 1
+        plan = ours.schedule(kv)
+        kv.end_step()
+        k = 1
+        if draw.random() < 0.5 and (steady := ours.steady_steps(plan)):
+            k += draw.randint(0, kv.horizon(plan.decoding, steady))
+        scheduled = [(s.session, new) for s, new in plan.scheduled]
+        preempted = [s.session for s in plan.preempted]
+        kv.advance(plan.decoding, k - 1)
+        for f in ours.commit(plan, k):
+            kv.release(f.sequence, Release.FINISH)
+        expected = [naive.step() for _ in range(k)]
+        rejected = [r.id for r, why in plan.rejected if why == "kv_capacity"]
+        assert expected == [(scheduled, preempted, rejected)] + [(scheduled, [], [])] * (k - 1)
+        sequences = [s for _, s in ours.unfinished()]
+        assert [s.session for s in sequences] == naive.running + naive.waiting
+        assert ours.num_running == len(naive.running)
+        for s in sequences:
+            assert (s.num_tokens, s.num_computed_tokens) == (naive.total[s.session], naive.computed[s.session])
+            assert list(kv.block_ids(s)) == naive.table[s.session]
+        assert list(kv._free) == naive.free
+        server.check()
+        happened["steps"] += k
+        happened["leaps"] += k > 1
+        happened["preempted"] += len(preempted)
+        happened["rejected"] += len(rejected)
+    return happened
+
+
+def compare_all(scheduler: type[ContinuousScheduler] = ContinuousScheduler) -> dict[str, int]:
+    totals = {"preempted": 0, "rejected": 0, "leaps": 0, "steps": 0}
+    for seed in range(24):
+        for what, count in compare(seed, 250, scheduler).items():
+            totals[what] += count
+    return totals
+
+
+def test_a_naive_second_model_agrees_step_by_step_and_block_by_block() -> None:
+    totals = compare_all()
+    assert totals["steps"] >= 6000
+    assert totals["preempted"] > 100
+    assert totals["rejected"] > 10
+    assert totals["leaps"] > 100
+
+
+class PreemptsToTheBack(ContinuousScheduler):
+    def _preempt(self, plan: Plan, kv: PagedPolicy, victim: object) -> None:
+        super()._preempt(plan, kv, victim)
+        self._waiting.rotate(-1)
+
+
+class AdmitsAfterPreempting(ContinuousScheduler):
+    def schedule(self, kv: PagedPolicy) -> Plan:
+        plan = super().schedule(kv)
+        if plan.preempted:
+            budget = self.config.max_num_batched_tokens - sum(new for _, new in plan.scheduled)
+            self._admit(plan, kv, budget)
+        return plan
+
+
+class SkipsTheHead(ContinuousScheduler):
+    def schedule(self, kv: PagedPolicy) -> Plan:
+        plan = super().schedule(kv)
+        if len(self._waiting) > 1 and not plan.admitted and not plan.preempted:
+            self._waiting.rotate(-1)
+        return plan
+
+
+class CountsOneStepTooMany(ContinuousScheduler):
+    def steady_steps(self, p: Plan) -> int:
+        honest = super().steady_steps(p)
+        return honest and honest + 1
+
+
+@pytest.mark.parametrize(
+    "planted", [PreemptsToTheBack, AdmitsAfterPreempting, SkipsTheHead, CountsOneStepTooMany], ids=lambda c: c.__name__
+)
+def test_planted_bugs_are_caught(planted: type[ContinuousScheduler]) -> None:
+    with pytest.raises(AssertionError):
+        compare_all(planted)
