@@ -188,7 +188,8 @@ class Engine:
                 self._exhausted(plan, start)
                 continue
             if not plan.scheduled:
-                if (scheduler.num_running or scheduler.num_waiting) and not plan.preempted:
+                stuck = not (plan.preempted or plan.rejected)  # a rejection may have brought the next turn in
+                if stuck and (scheduler.num_running or scheduler.num_waiting):
                     raise EngineError(f"nothing can be scheduled at {start} ns, and nothing will change that")
                 continue
             composition = [(s.id, new) for s, new in plan.scheduled]
