@@ -237,7 +237,10 @@ class Recorder:
 
     def steps(self) -> pd.DataFrame | None:
         """One row a leap, None unless asked for."""
-        return pd.DataFrame(self._steps) if self.steps_wanted else None
+        if not self.steps_wanted:
+            return None
+        frame = pd.DataFrame(self._steps, dtype="object")  # a run without steps has no values to guess the types from
+        return frame.astype(dict.fromkeys(("step", "start_ns", "duration_ns", "repeat"), "int64"))
 
     def memory_trace(self) -> pd.DataFrame | None:
         """One row an operation, None unless asked for."""

@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from hbmtwin.sim.scenario import Scenario
 
 TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace")
+STEPS_SCHEMA = pa.schema(
+    [(name, pa.int64()) for name in ("step", "start_ns", "duration_ns", "repeat")]
+    + [(name, pa.list_(pa.int64())) for name in ("seq_ids", "new_tokens", "context_tokens", "preempted")]
+)
+"""Said outright: a run without a preemption, or without a step, has nothing to guess the types from."""
 
 
 class ResultError(RuntimeError):
@@ -56,7 +62,8 @@ class Result:
         for name in TABLES:
             frame = getattr(self, name)
             if frame is not None:
-                frame.to_parquet(directory / f"{name}.parquet", index=False)
+                schema = STEPS_SCHEMA if name == "steps" else None
+                frame.to_parquet(directory / f"{name}.parquet", index=False, schema=schema)
 
     @classmethod
     def load(cls, directory: Path) -> Result:
