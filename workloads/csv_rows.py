@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,14 +47,19 @@ class Row(NamedTuple):
     turn: int | None
 
 
-def rows(path: Path, formats: Sequence[Format]) -> Iterator[Row]:
+def rows(path: Path, formats: Sequence[Format]) -> Generator[Row, None, None]:
     """Checked rows of a file in whichever of *formats* its header names; blank lines are passed over.
 
     Columns may stand in any order; unknown ones are refused, as a misspelt ``session`` would else go unseen. Raise
     WorkloadError with file and line when there is no header, a column is missing or unknown, a line has too many or
     too few fields, a number is no number, below its least or over 2^40, or a time lies before the one above it.
     """
-    reader = csv.reader(text_lines(path))
+    with closing(text_lines(path)) as lines:
+        yield from _checked(path, lines, formats)
+
+
+def _checked(path: Path, lines: Iterator[str], formats: Sequence[Format]) -> Iterator[Row]:
+    reader = csv.reader(lines)
     try:
         header = next(reader, None)
         if header is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from hbmtwin.workloads.records import WorkloadError
@@ -30,11 +30,11 @@ def bad_line(path: Path, line: int, what: str, cure: str) -> WorkloadError:
     return WorkloadError(f"{path}:{line}: {what}; {cure}")
 
 
-def text_lines(path: Path) -> Iterator[str]:
+def text_lines(path: Path) -> Generator[str, None, None]:
     """The lines of a UTF-8 file, ends included, a byte order mark left out.
 
     Raise WorkloadError when the file is missing or unreadable, compressed in another way, truncated, not UTF-8, or
-    has a line over 1 MiB.
+    has a line over 1 MiB. The file is open until the generator ends or is closed.
     """
     line = 0
     try:

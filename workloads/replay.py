@@ -7,7 +7,8 @@ the file says. Every line is sent, even if an earlier turn was rejected, so that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -36,7 +37,7 @@ class Replay:
     def __init__(
         self,
         path: Path,
-        rows: Callable[[], Iterator[Row]],
+        rows: Callable[[], Generator[Row, None, None]],
         *,
         time_scale: float = 1.0,
         num_prompts: int | None = None,
@@ -52,22 +53,24 @@ class Replay:
         self._num_prompts = num_prompts
         self._max_tokens = max_tokens
         self.total_requests: int | None
-        self.total_requests, self._first_ns, self._turn_counts = self._scan(path)
+        with closing(rows()) as scanned:
+            self.total_requests, self._first_ns, self._turn_counts = self._scan(path, islice(scanned, num_prompts))
         self._waiting: dict[int, deque[Request]] = {}
 
     def open(self) -> Iterator[Request]:
         """Rows in order of time, but those whose predecessor has not ended yet: :meth:`next_turn` gives them."""
         self._waiting = {}
         histories: dict[int, Request] = {}
-        for id, row in enumerate(self._rows()):
-            request = self._request(id, row, histories)
-            queue = self._waiting.get(request.session)
-            if queue is not None:
-                queue.append(request)
-                continue
-            if request.has_next:
-                self._waiting[request.session] = deque()
-            yield request
+        with closing(self._read()) as rows:
+            for id, row in enumerate(islice(rows, self._num_prompts)):
+                request = self._request(id, row, histories)
+                queue = self._waiting.get(request.session)
+                if queue is not None:
+                    queue.append(request)
+                    continue
+                if request.has_next:
+                    self._waiting[request.session] = deque()
+                yield request
 
     def next_turn(self, r: Request, end_ns: int, status: Status) -> Request | None:
         """The next turn of *r*'s session if its row has been read by now; else None, and :meth:`open` gives it."""
@@ -80,14 +83,11 @@ class Replay:
         self._waiting.pop(r.session, None)
         return None
 
-    def _rows(self) -> Iterator[Row]:
-        return islice(self._read(), self._num_prompts)
-
-    def _scan(self, path: Path) -> tuple[int, int, dict[int, int]]:
+    def _scan(self, path: Path, rows: Iterable[Row]) -> tuple[int, int, dict[int, int]]:
         count, first_ns, last_ns = 0, 0, 0
         turn_counts: dict[int, int] = {}
         last_turns: dict[int, int] = {}
-        for row in self._rows():
+        for row in rows:
             if count == 0:
                 first_ns = row.time_ns
             count, last_ns = count + 1, row.time_ns

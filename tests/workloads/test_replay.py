@@ -25,7 +25,7 @@ def trace(folder: Path, lines: str, header: str = HEADER) -> Replay:
 
 
 def of_rows(cls: type[Replay], rows: list[Row]) -> Replay:
-    return cls(Path("rows"), lambda: iter(rows))
+    return cls(Path("rows"), lambda: (row for row in rows))
 
 
 def assert_no_turn_overtakes(source: Replay, served: list[Any]) -> None:
