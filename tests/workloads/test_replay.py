@@ -167,7 +167,7 @@ def test_a_replay_that_does_not_hold_turns_back_would_be_caught(play: Play) -> N
     class Hasty(Replay):
         def open(self) -> Iterator[Request]:
             histories: dict[int, Request] = {}
-            for id, row in enumerate(self._rows()):
+            for id, row in enumerate(self._read()):
                 yield self._request(id, row, histories)
 
     source = of_rows(Hasty, as_rows([(0, 10, 5, 1), (1, 20, 5, 1)]))
