@@ -21,6 +21,7 @@ import pyarrow as pa
 from hbmtwin.sim.scenario import Scenario
 
 TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace")
+FILES = frozenset(("summary.json", "scenario.toml", "report.html", *(f"{name}.parquet" for name in TABLES)))
 STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "start_ns", "duration_ns", "repeat")]
     + [(name, pa.list_(pa.int64())) for name in ("seq_ids", "new_tokens", "context_tokens", "preempted")]
@@ -82,8 +83,8 @@ class Result:
 def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     """Let *write* fill a new directory beside *directory*, then rename it into place: all of it lands, or nothing.
 
-    An older directory of that name is replaced only if it is empty or one of ours (it holds a ``summary.json`` or a
-    ``report.html``). Raise ResultError.
+    An older directory of that name is replaced only if it is empty or one of ours: it holds a ``summary.json`` or a
+    ``report.html``, and nothing that we do not write. Raise ResultError.
     """
     check_replaceable(directory)
     staging: Path | None = None
@@ -122,5 +123,6 @@ def check_replaceable(directory: Path) -> None:
 def _is_ours(directory: Path) -> bool:
     if not directory.is_dir():
         return False
-    names = {p.name for p in directory.iterdir()}
-    return not names or bool(names & {"summary.json", "report.html"})
+    entries = list(directory.iterdir())
+    marked = not entries or any(p.name in ("summary.json", "report.html") for p in entries)
+    return marked and all(p.name in FILES or _is_ours(p) for p in entries)
