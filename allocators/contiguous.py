@@ -64,6 +64,7 @@ class ContiguousPolicy:
 
     name: ClassVar[str] = "contiguous"
     requires: ClassVar[frozenset[str]] = frozenset()
+    offers: ClassVar[frozenset[str]] = frozenset({"park"})
     Config: ClassVar[type[ContiguousConfig]] = ContiguousConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: ContiguousConfig) -> None:

@@ -145,6 +145,9 @@ class KVPolicy(Protocol):
     name: ClassVar[str]
     requires: ClassVar[frozenset[str]]
     """Features that its arena must offer."""
+    offers: ClassVar[frozenset[str]]
+    """What a server may ask of it: ``park`` (buffers kept between turns), ``preempt`` and ``reject`` (a step without
+    room can be undone, so that the server need not die)."""
 
     def lookup(self, s: KVSequence) -> int:
         """Tokens already held for its prefix (cache or parked), at most ``s.num_tokens - 1``; pins nothing."""

@@ -73,6 +73,7 @@ class PagedPolicy:
 
     name: ClassVar[str] = "paged"
     requires: ClassVar[frozenset[str]] = frozenset()
+    offers: ClassVar[frozenset[str]] = frozenset({"preempt", "reject"})
     Config: ClassVar[type[PagedConfig]] = PagedConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: PagedConfig) -> None:

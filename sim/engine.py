@@ -117,7 +117,6 @@ class Engine:
         self.events = 0
         self._wake = self.env.event()
         self._live: dict[int, RequestTimes] = {}
-        self._request_of: dict[int, int] = {}
         self._pending: dict[int, Request] = {}
         self._next_tick_ns = 0
         self._composition: Sequence[object] = ()
@@ -232,7 +231,7 @@ class Engine:
         self.kv.advance(plan.decoding, k - done)
         self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted)
         for s, new in plan.scheduled if k == 1 else ():  # leaps of more than one step hold no first token
-            times = self._live[self._request_of[s.id]]
+            times = self._live[s.id]
             if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
                 times.first_token_ns = now
         finished = self.scheduler.commit(plan, k)
@@ -294,14 +293,13 @@ class Engine:
 
     def _note_plan(self, plan: Plan, now: int) -> None:
         for a in plan.admitted:
-            self._request_of[a.sequence.id] = a.request.id
             times = self._live[a.request.id]
             if times.scheduled_ns < 0:
                 times.scheduled_ns = now
                 times.cached_tokens = a.hit
                 self.hit_tokens += a.hit
         for s in plan.preempted:
-            self._live[self._request_of[s.id]].preemptions += 1
+            self._live[s.id].preemptions += 1
             self.preemptions += 1
         for request, reason in plan.rejected:  # a preempted one loses what it had generated
             self._end(request, now, 0, Status.REJECTED, reason)
@@ -315,7 +313,6 @@ class Engine:
         continues = following.session == f.request.session if following else f.request.has_next
         park = continues and self.config.between_turns == "keep" and self.config.keeps_parked
         self.kv.release(f.sequence, Release.PARK if park else Release.FINISH)
-        del self._request_of[f.sequence.id]
 
     def _end(self, r: Request, now: int, output_tokens: int, status: Status, reason: str) -> Request | None:
         self.recorder.end_request(self._live.pop(r.id), now, output_tokens, status, reason)
@@ -335,7 +332,6 @@ class Engine:
         for request, failed in self.scheduler.fail(plan, self.kv, s.id, Fail.REJECT):
             generated = failed.num_tokens - request.prompt_tokens
             self._end(request, now, generated, Status.REJECTED, "out_of_memory")
-            del self._request_of[failed.id]
 
     def _refused_facts(self, s: KVSequence, refused: Refused) -> OomFacts:
         """The facts of a sequence that its pool refused, as an allocator would state them."""
@@ -378,8 +374,7 @@ class Engine:
             tenants_bytes=self.books.driver.tenants_bytes,
             pending_bytes=sum(u.pending for u in usages),
         )
-        request = self._request_of.get(facts.owner, -1)
-        self.oom = OomRecord.of(complete, time_ns=now, request=request)
+        self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner)
         self.recorder.now_ns = now
         # The step was not committed: the tokens that are physically there are the policy's to count.
         tokens = self.kv.usage().token // self.books.token_bytes

@@ -23,10 +23,10 @@ GENERATOR_KEYS = ("users", "request_rate", "burstiness", "prompt_tokens", "outpu
 
 
 def effective_oom(scenario: Scenario) -> Literal["stop", "reject", "preempt"]:
-    """``memory.oom`` with its default: a paged server preempts, one with contiguous buffers dies."""
+    """``memory.oom`` with its default: a server preempts where its KV policy offers that, and dies elsewhere."""
     if scenario.memory.oom is not None:
         return scenario.memory.oom
-    return "preempt" if scenario.kv_cache.policy == "paged" else "stop"
+    return "preempt" if "preempt" in kv_policies.get(scenario.kv_cache.policy).offers else "stop"
 
 
 def check(scenario: Scenario) -> None:
@@ -43,7 +43,8 @@ def check(scenario: Scenario) -> None:
             "beside another arena; use it as memory.kv_arena"
         )
     arena = device_allocators.get(scenario.memory.kv_arena)
-    missing = kv_policies.get(scenario.kv_cache.policy).requires - arena.features
+    policy = kv_policies.get(scenario.kv_cache.policy)
+    missing = policy.requires - arena.features
     if missing:
         raise ScenarioError(
             f"kv_cache.policy: {scenario.kv_cache.policy!r} needs {', '.join(sorted(missing))}, which "
@@ -52,6 +53,12 @@ def check(scenario: Scenario) -> None:
     _check_options(scenario)
     if scenario.kv_cache.policy == "contiguous":
         _check_contiguous(scenario)
+    oom = effective_oom(scenario)
+    if oom != "stop" and oom not in policy.offers:
+        raise ScenarioError(
+            f"memory.oom: the policy {scenario.kv_cache.policy!r} does not offer {oom!r} in this release; use stop, or "
+            "kv_cache.policy = 'paged'"
+        )
     if scenario.kv_cache.policy == "paged" and scenario.memory.admission == "reserve":
         raise ScenarioError(
             "memory.admission: reserve concerns contiguous policies; paged admits what fits its pool: leave it none"
@@ -107,16 +114,11 @@ def _check_contiguous(scenario: Scenario) -> None:
             "session.between_turns: contiguous buffers have no prefix cache; use keep (buffers wait for the next "
             "turn) or drop"
         )
-    if oom == "stop":
-        return
-    if kv.copy_scope == "tensor" and kv.growth != "static":
+    if oom != "stop" and kv.copy_scope == "tensor" and kv.growth != "static":
         raise ScenarioError(
             f"memory.oom: {oom!r} is illegal with kv_cache.growth = {kv.growth!r} and copy_scope = 'tensor': a step "
             "in which some tensors have been replaced cannot be undone; use stop"
         )
-    raise ScenarioError(
-        f"memory.oom: {oom!r} for contiguous policies is not in this release; use stop, or kv_cache.policy = 'paged'"
-    )
 
 
 def _later(scenario: Scenario) -> None:

@@ -198,7 +198,7 @@ class Twin:
             EngineConfig(
                 oom=legality.effective_oom(s),
                 between_turns=s.session.between_turns,
-                keeps_parked=s.kv_cache.policy == "contiguous",
+                keeps_parked="park" in self.kv.offers,
                 step_mode=step_mode,
             ),
             self.source,
@@ -225,7 +225,7 @@ class Twin:
         return Result(
             scenario=self.scenario,
             summary={
-                **summary.request_counts(requests),
+                **summary.request_counts(requests, self.source.total_requests),
                 "preemptions": engine.preemptions,
                 "oom": None if engine.oom is None else engine.oom.to_dict(),
                 "capacity_bytes": self.driver.capacity_bytes,

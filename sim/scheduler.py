@@ -142,7 +142,6 @@ class ContinuousScheduler:
         self._waiting: deque[_Entry] = deque()
         self._rejected: list[tuple[Request, str]] = []
         self._entries: dict[int, _Entry] = {}
-        self._next_id = 0
 
     @property
     def num_running(self) -> int:
@@ -173,14 +172,13 @@ class ContinuousScheduler:
         # The whole output stream stands in the spans from the start; policies cut them at num_tokens.
         spans = (*r.spans, (output_stream(r.session, r.turn), 0, output))
         sequence = KVSequence(
-            id=self._next_id,
+            id=r.id,
             session=r.session,
             turn=r.turn,
             num_tokens=r.prompt_tokens,
             max_tokens=r.prompt_tokens + r.max_tokens,
             spans=spans,
         )
-        self._next_id += 1
         entry = _Entry(r, sequence, r.prompt_tokens + output)
         self._entries[sequence.id] = entry
         self._waiting.append(entry)
@@ -288,7 +286,7 @@ class ContinuousScheduler:
             self._running_tokens -= admitted.sequence.num_computed_tokens
             admitted.sequence.num_computed_tokens = 0
             self._waiting.appendleft(entry)
-        if how is Fail.PREEMPT:
+        if how is Fail.PREEMPT and self._running:  # with nobody else to preempt, the owner cannot be served
             plan = Plan()
             victim = self._running.pop()
             self._preempt(plan, kv, victim)

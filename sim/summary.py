@@ -82,14 +82,17 @@ def latencies(requests: pd.DataFrame) -> dict[str, dict[str, float | None]]:
     }
 
 
-def request_counts(requests: pd.DataFrame) -> dict[str, Any]:
-    """How requests ended, rejected ones by reason."""
+def request_counts(requests: pd.DataFrame, total: int | None) -> dict[str, Any]:
+    """How requests ended, rejected ones by reason; they sum to *total*, where the source knows it.
+
+    Later turns of a conversation that ended early were never made: they have no row, and count as unfinished.
+    """
     status = requests["status"].value_counts()
     rejected = requests.loc[requests["status"] == "rejected", "reason"].value_counts().sort_index()
     return {
-        "requests_total": len(requests),
+        "requests_total": len(requests) if total is None else total,
         "requests_completed": int(status.get("completed", 0)),
         "requests_rejected": {str(reason): int(count) for reason, count in rejected.items()},
         "requests_failed": int(status.get("failed", 0)),
-        "requests_unfinished": int(status.get("unfinished", 0)),
+        "requests_unfinished": int(status.get("unfinished", 0)) + (0 if total is None else total - len(requests)),
     }

@@ -57,7 +57,7 @@ def list_policies() -> list[dict[str, Any]]:
                     "family": registry.noun,
                     "name": name,
                     "summary": (getdoc(policy) or "").partition("\n\n")[0].replace("\n", " "),
-                    "features": sorted(getattr(policy, "features", ())),
+                    "features": sorted(getattr(policy, "features", getattr(policy, "offers", ()))),
                     "requires": sorted(getattr(policy, "requires", ())),
                 }
             )

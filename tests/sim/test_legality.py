@@ -55,12 +55,12 @@ CONTIGUOUS = "kv_cache.policy=contiguous"
         ),
         (
             [CONTIGUOUS, "memory.oom=preempt", "kv_cache.copy_scope=step"],
-            "memory.oom: 'preempt' for contiguous policies is not in this release; use stop, or kv_cache.policy = "
+            "memory.oom: the policy 'contiguous' does not offer 'preempt' in this release; use stop, or kv_cache.policy = "
             "'paged'",
         ),
         (
             [CONTIGUOUS, "memory.oom=preempt", "kv_cache.growth=static"],
-            "memory.oom: 'preempt' for contiguous policies is not in this release; use stop, or kv_cache.policy = "
+            "memory.oom: the policy 'contiguous' does not offer 'preempt' in this release; use stop, or kv_cache.policy = "
             "'paged'",
         ),
         (

@@ -123,13 +123,16 @@ def test_counts_by_end_and_by_reason() -> None:
         (0, -1, -1, 1, 0, "rejected", "max_model_len"),
         (0, 0, 1, 1, 1, "failed", "server_died"),
     )
-    assert request_counts(frame) == {
+    counts = {
         "requests_total": 5,
         "requests_completed": 1,
         "requests_rejected": {"kv_capacity": 1, "max_model_len": 2},
         "requests_failed": 1,
         "requests_unfinished": 0,
     }
+    assert request_counts(frame, None) == request_counts(frame, 5) == counts
+    # Four later turns of conversations that were given up have no row.
+    assert request_counts(frame, 9) == counts | {"requests_total": 9, "requests_unfinished": 4}
 
 
 # -- whole summaries -------------------------------------------------------------------------------------------------
