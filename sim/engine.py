@@ -362,16 +362,16 @@ class Engine:
         now = int(self.env.now)
         usages = [a.usage() for a in self.books.allocators]
         arena = self.arena.usage()
-        weights = sum(_loaded(u) for u in usages)
         complete = replace(
             facts,
             # The record's limit is of the whole device: what the arena may have, and what stands beside it.
-            limit_bytes=facts.limit_bytes + weights - _loaded(arena) + self.books.static_bytes,
-            weights_bytes=weights,
+            limit_bytes=facts.limit_bytes + self.books.static_bytes + sum(map(_loaded, usages)) - _loaded(arena),
+            weights_bytes=sum(u.requested_by_tag[Tag.WEIGHT] for u in usages),
             static_bytes=self.books.static_bytes,
             rounding_bytes=sum(u.allocated - u.requested for u in usages),
             other_arenas_free_bytes=sum(u.reserved - u.allocated for u in usages) - (arena.reserved - arena.allocated),
             tenants_bytes=self.books.driver.tenants_bytes,
+            transient_bytes=sum(u.requested_by_tag[Tag.ACTIVATION] + u.requested_by_tag[Tag.WORKSPACE] for u in usages),
             pending_bytes=sum(u.pending for u in usages),
         )
         self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from joblib import Parallel, cpu_count, delayed
+from joblib.externals.loky import get_reusable_executor
 
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import run
@@ -28,13 +29,17 @@ def compare(
     """
     scenarios = [Scenario.load(path, overrides=overrides, preset=name, seed=seed) for name in policies]
     results: dict[str, Result] = {}
-    outcomes = Parallel(n_jobs=min(len(scenarios), _cores(jobs)), return_as="generator")(
-        delayed(run)(scenario) for scenario in scenarios
-    )
-    for name, result in zip(policies, outcomes, strict=True):
-        results[name] = result
-        if finished is not None:
-            finished(name)
+    try:
+        outcomes = Parallel(n_jobs=min(len(scenarios), _cores(jobs)), return_as="generator")(
+            delayed(run)(scenario) for scenario in scenarios
+        )
+        for name, result in zip(policies, outcomes, strict=True):
+            results[name] = result
+            if finished is not None:
+                finished(name)
+    except BaseException:  # an interrupt too: workers would finish their runs for nobody, and then wait for ever
+        get_reusable_executor().shutdown(wait=True, kill_workers=True)
+        raise
     return results
 
 

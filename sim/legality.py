@@ -66,7 +66,7 @@ def check(scenario: Scenario) -> None:
 
 
 def notes(scenario: Scenario) -> tuple[str, ...]:
-    """Remarks on settings that were given and have no effect."""
+    """Remarks on settings that were given and have no effect, or gave way to a preset."""
     kv, workload, session = scenario.kv_cache, scenario.workload, scenario.session
     idle = CONTIGUOUS_KEYS if kv.policy == "paged" else PAGED_KEYS if kv.policy == "contiguous" else ()
     found = [f"kv_cache.{key} does not concern the policy {kv.policy!r}" for key in _given(kv, idle)]
@@ -81,7 +81,7 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
         found += [f"workload.{key} concerns a trace only" for key in _given(workload, ("time_scale",))]
         if workload.users is not None:
             found += [f"workload.{key} does not concern a closed loop" for key in _given(workload, ("burstiness",))]
-    return tuple(found)
+    return (*scenario.overridden, *found)
 
 
 def _given(section: Section, keys: Iterable[str]) -> list[str]:

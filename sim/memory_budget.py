@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from hbmtwin.allocators.caching.sizes import PAD, allocation_size, round_size
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
-from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank
+from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank, weight_tensors
 from hbmtwin.sim.engine_rules import (
     GIB,
     EngineRules,
@@ -243,7 +244,7 @@ def _cures(q: _Question, b: MemoryBudget) -> str:
     utilization = min(math.floor(100 * (b.total_bytes - outside) / b.total_bytes) / 100, SAFE_UTILIZATION)
     tries = {
         f"max_model_len {length}": replace(q, max_model_len=length)
-        for length in (min(b.num_blocks * q.block_size, q.model.max_position_embeddings),)
+        for length in (min((_placed_blocks(q, b) - 1) * q.block_size, q.model.max_position_embeddings),)
         if 0 < length < q.max_model_len
     }
     if utilization > 0 and utilization != q.gpu_memory_utilization:
@@ -255,14 +256,44 @@ def _cures(q: _Question, b: MemoryBudget) -> str:
         )
     if b.tenants_bytes:
         tries["the device to itself"] = replace(q, other_tenant_bytes=0)
-    cures = [text for text, other in tries.items() if _answer(other).fits]
-    larger = [tp for tp in (2, 4, 8, 16) if tp > q.tensor_parallel_size and can_split(q.model, tp)]
-    enough = next((tp for tp in larger if _answer(_over_ranks(q, tp)).fits), None)
+    cures = [text for text, other in tries.items() if _starts(other)]
+    larger = [tp for tp in sorted(q.device.allreduce_ns) if tp > q.tensor_parallel_size and can_split(q.model, tp)]
+    enough = next((tp for tp in larger if _starts(_over_ranks(q, tp))), None)
     if enough:
         cures.append(f"tensor_parallel_size {enough}")
     if cures:
         return f"Any one of these would start: {'; '.join(cures)}"
     return "No single change of length, utilisation, batch or ranks would start: take a smaller model or more memory"
+
+
+def _starts(q: _Question) -> bool:
+    """Whether it starts with a pool that holds one longest request beside the null block, after rounding."""
+    b = _answer(q)
+    return b.fits and _placed_blocks(q, b) - 1 >= -(-q.max_model_len // q.block_size)
+
+
+def _placed_blocks(q: _Question, b: MemoryBudget) -> int:
+    """Blocks of a pool that lies, with the weights and the activations, in whole segments of the caching allocator.
+
+    On the safe side: a segment that several tensors share is taken to hold them and nothing else.
+    """
+    loaded = [size for _, size in weight_tensors(q.model, q.tensor_parallel_size)]
+    rounding = sum(map(_segment_share, [*loaded, b.activation_bytes])) - sum(loaded) - b.activation_bytes
+    tensors = 2 * q.model.num_layers
+    block_bytes = q.block_size * q.kv_token_bytes // tensors
+    for blocks in range(b.num_blocks, 0, -1):
+        if tensors * _segment_share(blocks * block_bytes) <= b.kv_bytes - rounding:
+            return blocks
+    return 0
+
+
+def _segment_share(size: int) -> int:
+    """Bytes of segments that a tensor of *size* takes, with the pad of torch_npu; 0 for none."""
+    if size == 0:
+        return 0
+    rounded = round_size(size, PAD["torch_npu"])
+    segment = allocation_size(rounded)
+    return segment // (segment // rounded)
 
 
 def _over_ranks(q: _Question, tp: int) -> _Question:

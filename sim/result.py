@@ -21,7 +21,8 @@ import pyarrow as pa
 from hbmtwin.sim.scenario import Scenario
 
 TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace")
-FILES = frozenset(("summary.json", "scenario.toml", "report.html", *(f"{name}.parquet" for name in TABLES)))
+REPORT_FILES = ("report.html", "plotly.min.js")
+FILES = frozenset(("summary.json", "scenario.toml", *REPORT_FILES, *(f"{name}.parquet" for name in TABLES)))
 STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "start_ns", "duration_ns", "repeat")]
     + [(name, pa.list_(pa.int64())) for name in ("seq_ids", "new_tokens", "context_tokens", "preempted")]

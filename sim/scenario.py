@@ -11,13 +11,13 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 _UNITS = {"": 1, "b": 1}
 for _power, _prefix in enumerate("kmgt", start=1):
@@ -42,6 +42,9 @@ def parse_bytes(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+MAX_BYTES = 2**44
+"""16 TiB: beyond any device, and small enough that a slip of the unit does not run for hours."""
+
 LengthSpec = Annotated[int, Field(ge=1)] | dict[str, Any]
 """Tokens: a number, or a table such as ``{distribution = "lognormal", mean = 1155, sigma = 0.9, max = 4096}``."""
 
@@ -62,8 +65,10 @@ class DeviceSection(Section):
     """What it is served on."""
 
     name: str = Field("ascend-910b4", description="catalog id")
-    memory_bytes: Bytes | None = Field(None, gt=0, description="total memory; default: what the device reports")
-    other_tenant_bytes: Bytes = Field(0, ge=0, description="held by other processes on the device")
+    memory_bytes: Bytes | None = Field(
+        None, gt=0, le=MAX_BYTES, description="total memory; default: what the device reports"
+    )
+    other_tenant_bytes: Bytes = Field(0, ge=0, le=MAX_BYTES, description="held by other processes on the device")
 
 
 class EngineSection(Section):
@@ -92,7 +97,7 @@ class MemorySection(Section):
     activations: Literal["none", "peak", "per_layer"] = Field(
         "none", description="none: their estimated peak is set aside for the whole run"
     )
-    activation_bytes: Bytes | None = Field(None, ge=0, description="activation peak; default: estimated")
+    activation_bytes: Bytes | None = Field(None, ge=0, le=MAX_BYTES, description="activation peak; default: estimated")
     oom: Literal["stop", "reject", "preempt"] | None = Field(
         None, description="when memory is out: stop, reject or preempt; default: preempt for paged, else stop"
     )
@@ -121,15 +126,17 @@ class KVCacheSection(Section):
 class WorkloadSection(Section):
     """Who asks for how much, and when."""
 
-    trace: str | None = Field(None, description="request file to replay (Azure 2023 CSV or our own), gzip or plain")
-    users: int | None = Field(None, ge=1, description="closed loop: users that wait for their answer")
+    trace: str | None = Field(
+        None, min_length=1, description="request file to replay (Azure 2023 CSV or our own), gzip or plain"
+    )
+    users: int | None = Field(None, ge=1, le=10**6, description="closed loop: users that wait for their answer")
     request_rate: float | None = Field(None, gt=0, description="open loop: Poisson arrivals per second; inf: at once")
-    burstiness: float = Field(1.0, gt=0, description="1: Poisson")
-    num_prompts: int | None = Field(None, ge=1, description="requests in all; of a trace: its first ones")
-    time_scale: float = Field(1.0, gt=0, description="factor on the times of a trace")
+    burstiness: float = Field(1.0, ge=0.01, le=1e6, description="1: Poisson")
+    num_prompts: int | None = Field(None, ge=1, le=10**9, description="requests in all; of a trace: its first ones")
+    time_scale: float = Field(1.0, gt=0, le=1e9, description="factor on the times of a trace")
     prompt_tokens: LengthSpec | None = Field(None, description="new prompt tokens of a turn")
     output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
-    system_prompt_tokens: int | None = Field(None, ge=0, description="prefix that every prompt shares")
+    system_prompt_tokens: int | None = Field(None, ge=0, le=2**40, description="prefix that every prompt shares")
 
 
 class SessionSection(Section):
@@ -213,6 +220,7 @@ class Scenario(Section):
     session: SessionSection = SessionSection()
     results: ResultsSection = ResultsSection()
     calibration: CalibrationSection = CalibrationSection()
+    _overridden: tuple[str, ...] = PrivateAttr(())
 
     @classmethod
     def load(
@@ -230,7 +238,7 @@ class Scenario(Section):
         itself. A relative trace path in a file is relative to that file, in an override to the working directory.
         """
         keys = dict(_flatten(_read(path))) if path is not None else {}
-        if path is not None and isinstance(trace := keys.get("workload.trace"), str):
+        if path is not None and isinstance(trace := keys.get("workload.trace"), str) and trace:
             keys["workload.trace"] = str(path.parent / trace)
         sets = dict(_parse_override(text) for text in overrides)
         wanted = sets.pop("kv_cache.preset", None)
@@ -239,17 +247,30 @@ class Scenario(Section):
                 f"kv_cache.preset: --set says {wanted!r} where {preset!r} is to run; leave it out of --set"
             )
         chosen = wanted or preset or keys.pop("kv_cache.preset", None)
+        overridden: list[str] = []
         if chosen is None and not _GOVERNED & (keys.keys() | sets.keys()):
             chosen = "paged"
         if chosen is not None:
             governed = preset_keys(str(chosen))
+            overridden = [
+                f"{key} = {keys[key]!r} of the file gives way to the preset {chosen!r} ({value!r}); use --set {key}=..."
+                for key, value in governed.items()
+                if key in keys and keys[key] not in (value, _default(key)) and key not in sets
+            ]
             keys.update(governed)
             changed = any(sets.get(key, value) != value for key, value in governed.items())
             keys["kv_cache.preset"] = None if changed else chosen
         keys.update(sets)
         if seed is not None:
             keys["seed"] = seed
-        return cls.of(keys)
+        scenario = cls.of(keys)
+        scenario._overridden = tuple(overridden)
+        return scenario
+
+    @property
+    def overridden(self) -> tuple[str, ...]:
+        """What the file said and the preset overruled: remarks for whoever reads the result."""
+        return self._overridden
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> Scenario:
@@ -266,7 +287,7 @@ class Scenario(Section):
         try:
             return cls.model_validate(tree)
         except ValidationError as error:
-            raise ScenarioError("\n".join(_explain(e) for e in error.errors())) from None
+            raise ScenarioError("\n".join(_explain_all(error.errors()))) from None
 
     def to_toml(self) -> str:
         """The scenario as the text of its file; keys without a value are left out.
@@ -288,6 +309,11 @@ def preset_keys(name: str) -> dict[str, Any]:
     return PRESETS[name]
 
 
+def _default(key: str) -> object:
+    section, _, name = key.partition(".")
+    return getattr(Scenario.model_fields[section].default, name)
+
+
 def known_keys() -> list[str]:
     """Every dotted key of a scenario, in the order of the file."""
     keys: list[str] = []
@@ -302,7 +328,7 @@ def known_keys() -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ScenarioError(f"{path}: no such file; `hbmtwin init {path}` writes one") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -336,15 +362,26 @@ def _parse_override(text: str) -> tuple[str, Any]:
         return key, value.strip()  # a bare word needs no quotes on a command line
 
 
-def _explain(error: Any) -> str:
-    path = ".".join(
-        str(part) for part in error["loc"] if not str(part).startswith(("function-", "constrained-", "dict["))
-    )
-    if error["type"] == "extra_forbidden":
-        known = [*Scenario.model_fields] if len(error["loc"]) == 1 else known_keys()
-        return f"{path}: unknown key{_near(path, known)}"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{path}: {message[0].lower()}{message[1:]}, not {error['input']!r}"
+_UNION_BRANCH = re.compile(r"(function-|constrained-|dict\[)|(int|float)$")
+"""Parts of an error's place that name the kind of a value, not a key."""
+
+
+def _explain_all(errors: Iterable[Any]) -> Iterator[str]:
+    """One line per key; a key that takes a number or a table has an error for each, of which one is told."""
+    by_path: dict[str, list[Any]] = {}
+    for error in errors:
+        path = ".".join(part for part in map(str, error["loc"]) if not _UNION_BRANCH.match(part))
+        by_path.setdefault(path, []).append(error)
+    for path, found in by_path.items():
+        told = next((e for e in found if e["type"].startswith(("greater_", "less_"))), found[0])
+        if told["type"] == "extra_forbidden":
+            known = [*Scenario.model_fields] if len(told["loc"]) == 1 else known_keys()
+            yield f"{path}: unknown key{_near(path, known)}"
+        elif len(found) > 1 and told is found[0] and not told["type"].startswith(("greater_", "less_")):
+            yield f"{path}: write a number, or a table such as {{ distribution = ... }}, not {told['input']!r}"
+        else:
+            message = str(told["msg"]).removeprefix("Value error, ")
+            yield f"{path}: {message[0].lower()}{message[1:]}, not {told['input']!r}"
 
 
 def _near(name: str, known: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:

@@ -25,13 +25,13 @@ class ClosedLoop:
         self.conversations = conversations
         self.users = users
         self.total_requests: int | None = num_prompts
+        self._num_prompts = num_prompts
         self._share, self._one_more = divmod(num_prompts, users)
 
     def open(self) -> Iterator[Request]:
         """The first request of each user, all at time 0. O(1) each."""
-        for user in range(self.users):
-            if self._first_id(user) < self._first_id(user + 1):
-                yield self._open_session(user, id=self._first_id(user), arrival_ns=0)
+        for user in range(min(self.users, self._num_prompts)):  # others have no part in so few requests
+            yield self._open_session(user, id=self._first_id(user), arrival_ns=0)
 
     def next_turn(self, r: Request, end_ns: int, status: Status) -> Request | None:
         """The next request of *r*'s user: the next turn, or a new session; None once its part is made."""

@@ -55,13 +55,13 @@ CONTIGUOUS = "kv_cache.policy=contiguous"
         ),
         (
             [CONTIGUOUS, "memory.oom=preempt", "kv_cache.copy_scope=step"],
-            "memory.oom: the policy 'contiguous' does not offer 'preempt' in this release; use stop, or kv_cache.policy = "
-            "'paged'",
+            "memory.oom: the policy 'contiguous' does not offer 'preempt' in this release; use stop, or "
+            "kv_cache.policy = 'paged'",
         ),
         (
             [CONTIGUOUS, "memory.oom=preempt", "kv_cache.growth=static"],
-            "memory.oom: the policy 'contiguous' does not offer 'preempt' in this release; use stop, or kv_cache.policy = "
-            "'paged'",
+            "memory.oom: the policy 'contiguous' does not offer 'preempt' in this release; use stop, or "
+            "kv_cache.policy = 'paged'",
         ),
         (
             [CONTIGUOUS, "kv_cache.growth=doublng"],

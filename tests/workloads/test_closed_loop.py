@@ -130,3 +130,8 @@ def test_nothing_follows_an_unfinished_request() -> None:
 def test_bad_figures_are_refused(users: int, num_prompts: int, name: str) -> None:
     with pytest.raises(WorkloadError, match=f"^{name} must be at least 1, not "):
         ClosedLoop(CHAT, users=users, num_prompts=num_prompts)
+
+
+def test_more_users_than_requests_cost_nothing() -> None:
+    source = ClosedLoop(CHAT, users=10**12, num_prompts=3)
+    assert [r.id for r in source.open()] == [0, 1, 2]
