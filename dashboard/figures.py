@@ -14,12 +14,14 @@ from plotly.subplots import make_subplots
 
 from hbmtwin.api import Result
 from hbmtwin.dashboard.palette import ALARM, GRID, INK, MEMORY, policy_colour
-from hbmtwin.dashboard.verdict import fate
+from hbmtwin.dashboard.verdict import short_fate
 
 GIB = 2**30
 COLUMNS = 500
 """Slices of time that one curve is drawn from: about as many as a panel has columns of pixels."""
 MAX_MARKS = 500
+TITLE_PX = 46
+"""Height of a panel's title of two lines."""
 
 
 def style(figure: go.Figure, height: int) -> go.Figure:
@@ -71,10 +73,11 @@ def memory_over_time(results: Mapping[str, Result]) -> go.Figure:
         cols=columns,
         shared_xaxes="all",
         shared_yaxes="all",
-        subplot_titles=[f"<b>{name}</b> · {fate(result.summary)}" for name, result in results.items()],
+        subplot_titles=[f"<b>{name}</b><br>{short_fate(result.summary)}" for name, result in results.items()],
         horizontal_spacing=0.04,
-        vertical_spacing=0.22 / panel_rows,
+        vertical_spacing=0.28 / panel_rows,
     )
+    figure.update_annotations(font_size=13)  # two lines, in half of a page 800 pixels wide
     top_gib = max((int(result.summary["capacity_bytes"]) for result in results.values()), default=0) / GIB
     end_s = max((float(result.timeline["time_ns"].max()) / 1e9 for result in results.values()), default=0.0)
     layers = {
@@ -112,6 +115,7 @@ def memory_over_time(results: Mapping[str, Result]) -> go.Figure:
     figure.update_layout(
         hovermode="x unified",
         legend={"orientation": "h", "y": -88 / height, "yanchor": "top", "traceorder": "normal"},
+        margin={"t": 24 + TITLE_PX},
     )
     _offer_zoom(figure, [r.summary["oom"]["time_s"] for r in results.values() if r.summary["oom"] is not None], end_s)
     return figure
@@ -157,7 +161,7 @@ def _offer_zoom(figure: go.Figure, deaths_s: list[float], end_s: float) -> None:
     """Where all deaths lie in the first part of the time axis, begin with that part, and offer the whole."""
     if not deaths_s or max(deaths_s) > 0.4 * end_s:
         return
-    axes = [name for name in figure.layout if name.startswith("xaxis")]
+    axes = sorted(name for name in figure.layout if name.startswith("xaxis"))  # Plotly hands them out as a set
     until = 1.25 * max(deaths_s)
     figure.update_layout({f"{axis}.range": [0, until] for axis in axes})
     figure.update_layout(
@@ -167,8 +171,9 @@ def _offer_zoom(figure: go.Figure, deaths_s: list[float], end_s: float) -> None:
                 "direction": "right",
                 "x": 0,
                 "xanchor": "left",
-                "y": 1.07,
+                "y": 1,
                 "yanchor": "bottom",
+                "pad": {"b": TITLE_PX},
                 "showactive": True,
                 "buttons": [
                     {"label": label, "method": "relayout", "args": [{f"{axis}.range": [0, to] for axis in axes}]}
@@ -176,7 +181,7 @@ def _offer_zoom(figure: go.Figure, deaths_s: list[float], end_s: float) -> None:
                 ],
             }
         ],
-        margin={"t": 90},
+        margin={"t": 56 + TITLE_PX},
     )
 
 
@@ -204,8 +209,14 @@ def kv_utilization(results: Mapping[str, Result]) -> go.Figure:
     style(figure, 380)
     figure.update_xaxes(title_text="simulated time (s)")
     figure.update_yaxes(title_text="KV utilisation (% of held bytes)", range=[0, 103])
-    figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    _legend_above(figure)
     return figure
+
+
+def _legend_above(figure: go.Figure) -> None:
+    """One legend of two rows at most, below the buttons that Plotly shows at the top."""
+    legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
+    figure.update_layout(hovermode="x unified", legend=legend, margin={"t": 80})
 
 
 def percent_text(ratio: object) -> str:
@@ -259,7 +270,7 @@ def latency_by_turn(results: Mapping[str, Result]) -> go.Figure:
     if turns and max(table["turn"].max() for table in tables.values() if not table.empty) < 30:
         figure.update_xaxes(dtick=1)
     figure.update_yaxes(title_text="time per output token (ms)", rangemode="tozero")
-    figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    _legend_above(figure)
     return figure
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -16,14 +17,17 @@ from plotly.offline import get_plotlyjs
 from hbmtwin.api import Result
 from hbmtwin.dashboard.address_map import address_map, moments
 from hbmtwin.dashboard.figures import kv_utilization, latency_by_turn, memory_over_time
-from hbmtwin.dashboard.verdict import HEADER, headline, oom_in_words, rejections_text, rows
+from hbmtwin.dashboard.verdict import HEADER, headline, oom_in_words, rejections_text, rows, same_traffic
 
 MAX_MOMENTS = 8
 """Address maps of one policy that a report carries: the last one (which is the death, if it died) is always there."""
 
 
 def write_report(results: Mapping[str, Result], path: Path) -> None:
-    """Write the page at *path* and ``plotly.min.js`` beside it. Raise OSError, and ValueError without results."""
+    """Write the page at *path* and ``plotly.min.js`` beside it; same results, same bytes.
+
+    Raise OSError, and ValueError without results.
+    """
     if not results:
         raise ValueError("a report needs at least one result")
     summaries = {name: result.summary for name, result in results.items()}
@@ -33,12 +37,13 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
     page = template.substitute(
         title="KV-memory policies on the same traffic" if len(results) > 1 else "one run",
         setting=html.escape(_setting(one)),
+        same=html.escape(f". {same_traffic(results)}") if len(results) > 1 else "",
         headline=html.escape(headline(summaries)),
         table=_table(results),
         deaths="\n".join(_death(name, summaries[name]) for name in died),
-        memory=_inline(memory_over_time(results)),
-        utilization=_inline(kv_utilization(results)),
-        latency=_inline(latency_by_turn(results)),
+        memory=_inline(memory_over_time(results), "memory"),
+        utilization=_inline(kv_utilization(results), "utilization"),
+        latency=_inline(latency_by_turn(results), "latency"),
         maps=_maps(results),
         first=died[0] if died else next(iter(results)),
         basis=html.escape(str(one.summary["basis"])),
@@ -57,7 +62,8 @@ def _setting(result: Result) -> str:
     elif w.users is not None:
         traffic = f"traffic: {w.users:,} users in a closed loop"
     elif w.request_rate is not None:
-        traffic = f"traffic: {w.request_rate:g} sessions a second"
+        rate = f"{w.request_rate:g} sessions a second"
+        traffic = "traffic: all at once" if math.isinf(w.request_rate) else f"traffic: {rate}"
     else:
         traffic = "built-in traffic"
     device = f"{result.scenario.device.name} ({summary['capacity_bytes'] / 2**30:.2f} GiB)"
@@ -80,9 +86,13 @@ def _table(results: Mapping[str, Result]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _inline(figure: go.Figure) -> str:
+def _inline(figure: go.Figure, div_id: str) -> str:
+    """The figure as a fragment of the page; without an id of ours Plotly draws a random one."""
     text: str = figure.to_html(
-        full_html=False, include_plotlyjs=False, config={"responsive": True, "displaylogo": False}
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=div_id,
+        config={"responsive": True, "displaylogo": False},
     )
     return text
 

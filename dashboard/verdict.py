@@ -1,11 +1,11 @@
-"""Results in words and rows, from summaries alone: what the terminal and the report both say about a run."""
+"""Results in words and rows: what the terminal and the report both say about a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hbmtwin.api import RULES
+from hbmtwin.api import RULES, Result
 
 Summary = Mapping[str, Any]
 
@@ -44,13 +44,34 @@ HEADER = (
 
 def fate(summary: Summary) -> str:
     """How a run ended, in a few words."""
-    oom = summary["oom"]
-    words = ["held" if oom is None else f"died at {oom['time_s']:,.1f} s: {cause_text(oom)}"]
+    if served_nothing(summary):
+        return f"served nothing: {_all_rejected(summary)}"
+    words = [_end(summary)]
     if preemptions := summary["preemptions"]:
         words.append(f"{preemptions:,} preemptions" if preemptions > 1 else "1 preemption")
     if rejected := sum(summary["requests_rejected"].values()):
         words.append(f"{rejected:,} rejected")
     return ", ".join(words)
+
+
+def short_fate(summary: Summary) -> str:
+    """:func:`fate` for a narrow place: the death alone, or what a run that held did beside it."""
+    return fate(summary) if summary["oom"] is None else _end(summary)
+
+
+def _end(summary: Summary) -> str:
+    oom = summary["oom"]
+    return "held" if oom is None else f"died at {oom['time_s']:,.1f} s: {cause_text(oom)}"
+
+
+def served_nothing(summary: Summary) -> bool:
+    """Whether a server lived through its traffic by refusing all of it."""
+    return summary["oom"] is None and not summary["requests_completed"] and bool(summary["requests_rejected"])
+
+
+def _all_rejected(summary: Summary) -> str:
+    rejected = sum(summary["requests_rejected"].values())
+    return f"all {rejected:,} requests rejected" if rejected > 1 else "the only request rejected"
 
 
 def cause_text(oom: Summary) -> str:
@@ -61,10 +82,12 @@ def cause_text(oom: Summary) -> str:
 def headline(summaries: Mapping[str, Summary]) -> str:
     """One sentence: who held, who died of what."""
     parts = []
-    held = [name for name, summary in summaries.items() if summary["oom"] is None]
+    held = [name for name, s in summaries.items() if s["oom"] is None and not served_nothing(s)]
     if held:
         parts.append(f"{_listed(held)} held")
     for name, summary in summaries.items():
+        if served_nothing(summary):
+            parts.append(f"{name} served nothing ({_all_rejected(summary)})")
         if (oom := summary["oom"]) is not None:
             parts.append(f"{name} died at {oom['time_s']:,.1f} s ({cause_text(oom)})")
     return "; ".join(parts) + "."
@@ -117,6 +140,15 @@ def rows(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
 
 def _number(value: float | None, factor: float, digits: int) -> str:
     return MISSING if value is None else f"{value * factor:,.{digits}f}"
+
+
+def same_traffic(results: Mapping[str, Result]) -> str:
+    """What the policies of a comparison share of their traffic: all of it, or all but when turns arrive."""
+    closed = any(result.scenario.workload.users is not None for result in results.values())
+    if closed or any((result.requests["turn"] > 0).any() for result in results.values()):
+        why = "a user waits for each answer" if closed else "a turn waits for the answer before it"
+        return f"Lengths and think times are the same under every policy; arrivals of later turns may differ: {why}."
+    return "Every policy gets the same requests at the same times."
 
 
 def rejections_text(summary: Summary) -> str:

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done (an out-of-memory death is a result), 1 failure (traffic or files that cannot be read or written),
 2 usage (a key, value or combination that makes no sense), 3 does not fit, or died with ``--fail-on-oom``,
-130 interrupted.
+130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 
 The simulator, pandas and Plotly are imported inside the verbs that need them: together they cost most of a second,
 which ``--help`` and shell completion should not pay.
@@ -10,13 +10,19 @@ which ``--help`` and shell completion should not pay.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,13 +34,12 @@ if TYPE_CHECKING:
 
     from hbmtwin.api import Result
 
-OK, FAILURE, USAGE, DOES_NOT_FIT, INTERRUPTED = 0, 1, 2, 3, 130
+OK, FAILURE, USAGE, DOES_NOT_FIT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 
 app = typer.Typer(
     name="hbmtwin",
     help="A discrete-event twin of accelerator memory (HBM) under LLM serving: will it start, how many users fit, "
     "when does it run out of memory, and why.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -58,6 +63,10 @@ class UsageError(typer.TyperException):
     exit_code = USAGE
 
 
+class Terminated(BaseException):
+    """SIGTERM as an exception, so that it cleans up on its way as Ctrl-C does."""
+
+
 class Part(StrEnum):
     """What ``hbmtwin catalog`` lists."""
 
@@ -68,14 +77,26 @@ class Part(StrEnum):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never a traceback for a user's mistake."""
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,  # for `hbmtwin >&-`: Python then has no stream at all
+        redirect_stdout(sys.stdout or nowhere),
+        redirect_stderr(sys.stderr or nowhere),
+    ):
+        return _answer(argv)
+
+
+def _answer(argv: Sequence[str] | None) -> int:
     try:
-        code = app(args=argv, prog_name="hbmtwin", standalone_mode=False)
+        with _sigterm_raises():
+            code = app(args=argv, prog_name="hbmtwin", standalone_mode=False)
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
         return code if isinstance(code, int) else OK
     except typer.TyperException as error:
         return _complain(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except Terminated:
+        return TERMINATED
     except BrokenPipeError:  # `hbmtwin catalog | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left must not fail again at exit
         return FAILURE
@@ -84,6 +105,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code is None:
             raise
         return _complain(str(error) + _subtraction(error), code)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Raise Terminated on the first SIGTERM, and let the clean-up that follows finish undisturbed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # no other thread may have handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -116,11 +155,15 @@ def _complain(message: str, code: int) -> int:
 
 @app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
         print(f"hbmtwin {__version__}")
         raise typer.Exit(OK)
+    if context.invoked_subcommand is None:
+        print(context.get_help(), end="")
+        raise typer.Exit(USAGE)
 
 
 @app.command()
@@ -134,11 +177,16 @@ def init(
     if file == Path("-"):
         print(commented_scenario(), end="")
         return OK
+    if os.path.lexists(file):
+        raise UsageError(f"{file} exists; name another file, or remove it first")
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
-        with file.open("x", encoding="utf-8") as out:
-            out.write(commented_scenario())
-    except FileExistsError:
-        raise UsageError(f"{file} exists; name another file, or remove it first") from None
+        partial.write_text(commented_scenario(), encoding="utf-8")
+        partial.rename(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
+    finally:
+        partial.unlink(missing_ok=True)
     print(json.dumps({"written": str(file)}) if json_ else f"wrote {file}; now: hbmtwin compare {file}")
     return OK
 
@@ -210,14 +258,20 @@ def compare(
     fail_on_oom: FailOnOom = False,
 ) -> int:
     """Run KV-memory policies on the same traffic, and write a report."""
+    from hbmtwin.api import PRESETS, write_directory
     from hbmtwin.api import compare as simulate
-    from hbmtwin.api import write_directory
     from hbmtwin.cli.progress import progress_of_comparison
     from hbmtwin.cli.tables import print_comparison
+    from hbmtwin.dashboard.verdict import same_traffic
 
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise UsageError("--policies names none; write for example --policies caching,paged")
+    for name in names:
+        if name not in PRESETS:
+            near = difflib.get_close_matches(name, PRESETS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"--policies: no preset is called {name!r} (there are {', '.join(PRESETS)}){hint}")
     _check_target(out)
     begin = time.monotonic()
     with progress_of_comparison(names) as finished:
@@ -229,7 +283,8 @@ def compare(
     if json_:
         print(_json({name: _with_wall(result, wall_s) for name, result in results.items()}))
     else:
-        print_comparison(_stdout(), {name: result.summary for name, result in results.items()}, wall_s)
+        summaries = {name: result.summary for name, result in results.items()}
+        print_comparison(_stdout(), summaries, wall_s, same_traffic(results) if len(results) > 1 else "")
     print(f"report: {out / 'report.html'}", file=sys.stderr)
     return DOES_NOT_FIT if fail_on_oom and any(r.oom is not None for r in results.values()) else OK
 
@@ -266,7 +321,7 @@ def _json(value: object) -> str:
 
 
 def _stdout() -> Console:
-    """Tables on stdout; a pipe gets 140 columns, so that a table is the same in every log."""
+    """Tables on stdout: as wide as COLUMNS or the terminal says; a pipe gets 140, the same in every log."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 140, highlight=False, soft_wrap=False)
+    return Console(width=shutil.get_terminal_size((140, 24)).columns, highlight=False, soft_wrap=False)

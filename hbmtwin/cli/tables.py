@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from hbmtwin.dashboard.verdict import (
     GIB,
     HEADER,
+    MISSING,
     Summary,
     bytes_text,
     fate,
@@ -23,15 +27,16 @@ from hbmtwin.dashboard.verdict import (
     seconds_text,
 )
 
-WIDE = 130
-"""Columns that a comparison with one row a policy needs."""
+WORDS = 24
+"""Columns that a cell of several words gets at least, before a table is cut in two."""
 
 
-def print_comparison(console: Console, summaries: Mapping[str, Summary], wall_s: float) -> None:
+def print_comparison(console: Console, summaries: Mapping[str, Summary], wall_s: float, traffic: str = "") -> None:
     """The verdict first, then one row a policy, then the deaths in words and how far to trust the times."""
     first = next(iter(summaries.values()))
     console.print(f"[bold]{escape(headline(summaries))}[/bold]")
-    console.print(_comparison(summaries, wide=console.width >= WIDE))
+    styles = ["red" if summary["oom"] is not None else "" for summary in summaries.values()]
+    _print_table(console, HEADER, rows(summaries), words=("verdict",), styles=styles)
     for name, summary in summaries.items():
         if summary["oom"] is not None:
             console.print(f"[bold]{escape(name)}[/bold]: {escape(oom_in_words(summary['oom']))}")
@@ -40,29 +45,60 @@ def print_comparison(console: Console, summaries: Mapping[str, Summary], wall_s:
     if any(s["oom"] is not None for s in summaries.values()):
         console.print("Latencies of a policy that died cover only what it lived through.", style="dim")
     console.print(
-        f"Sizes, tokens and causes are exact for this traffic; times are estimates ({escape(str(first['basis']))}). "
-        f"Ratios are means over time. GiB = 2^30 bytes. Took {wall_s:.1f} s.",
+        f"{traffic} Sizes, tokens and causes are exact for this traffic; times are estimates "
+        f"({escape(str(first['basis']))}). Ratios are means over time. GiB = 2^30 bytes. "
+        f"Took {wall_s:.1f} s.".lstrip(),
         style="dim",
     )
 
 
-def _comparison(summaries: Mapping[str, Summary], *, wide: bool) -> Table:
-    """One row a policy, or one column a policy where the terminal is too narrow for that."""
-    cells = [[escape(cell) for cell in row] for row in rows(summaries)]
-    styles = ["red" if summary["oom"] is not None else "" for summary in summaries.values()]
+def _print_table(
+    console: Console,
+    header: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    *,
+    words: Sequence[str] = (),
+    styles: Sequence[str] = (),
+) -> None:
+    """Print a table with nothing cut off: what is too wide becomes several tables, each with the first column.
+
+    Only the columns *words* are wrapped, and they stand left; the others are numbers or names.
+    """
+    left = list(range(1, len(header)))
+    while left:
+        count = len(left)
+        while count > 1 and _width(console, _table(header, cells, [0, *left[:count]], words, styles)) > console.width:
+            count -= 1
+        console.print(_table(header, cells, [0, *left[:count]], words, styles))
+        left = left[count:]
+
+
+def _table(
+    header: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    columns: Sequence[int],
+    words: Sequence[str],
+    styles: Sequence[str],
+) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    if wide:
-        for position, title in enumerate(HEADER):
-            table.add_column(title, justify="left" if position < 2 else "right", no_wrap=position != 1)
-        for row, style in zip(cells, styles, strict=True):
-            table.add_row(*row, style=style)
-    else:
-        table.add_column(HEADER[0])
-        for row, style in zip(cells, styles, strict=True):
-            table.add_column(row[0], justify="right", style=style)
-        for title, *values in list(zip(HEADER, *cells, strict=True))[1:]:
-            table.add_row(title.replace("\n", " "), *values)
+    for column in columns:
+        title, values = header[column], [row[column] for row in cells]
+        lines = [line for text in (title, *values) for line in text.split("\n")]
+        widest = max(cell_len(line) for line in lines)
+        number = all(value[:1].isdigit() or value[:1] == MISSING for value in values)
+        table.add_column(
+            title,
+            justify="right" if number and column > 0 else "left",
+            overflow="fold",
+            min_width=min(widest, WORDS) if title in words else widest,
+        )
+    for row, style in zip_longest(cells, styles, fillvalue=""):
+        table.add_row(*(escape(row[column]) for column in columns), style=style)
     return table
+
+
+def _width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).minimum
 
 
 def print_run(console: Console, name: str, summary: Summary, wall_s: float) -> None:
@@ -125,11 +161,9 @@ def _percentiles(values: Mapping[str, float | None]) -> str:
 
 def print_devices(console: Console, devices: Mapping[str, Mapping[str, Any]]) -> None:
     """The devices of the catalog."""
-    table = Table(
-        "device", "vendor", "memory (GiB)", "bandwidth (GB/s)", "dense FP16 (TFLOP/s)", "KV block", box=box.SIMPLE_HEAD
-    )
-    for name, d in devices.items():
-        table.add_row(
+    header = ("device", "vendor", "memory\n(GiB)", "bandwidth\n(GB/s)", "dense FP16\n(TFLOP/s)", "KV\nblock")
+    cells = [
+        (
             name,
             d["vendor"],
             f"{d['memory_bytes'] / GIB:.2f}",
@@ -137,29 +171,33 @@ def print_devices(console: Console, devices: Mapping[str, Mapping[str, Any]]) ->
             f"{d['peak_flops_per_s'] / 1e12:,.0f}",
             str(d["default_block_size"]),
         )
-    console.print(table)
+        for name, d in devices.items()
+    ]
+    _print_table(console, header, cells)
 
 
 def print_models(console: Console, models: Mapping[str, Mapping[str, Any]]) -> None:
     """The models of the catalog; KV and weights of one rank that holds all of it."""
-    table = Table(
-        "model", "layers", "heads", "KV heads", "head size", "longest (tokens)", "KV (KiB/token)", "weights (GiB)",
-        box=box.SIMPLE_HEAD,
-    )  # fmt: skip
-    for name, m in models.items():
-        table.add_row(
+    header = (
+        *("model", "layers", "heads", "KV\nheads", "head\nsize", "longest\n(tokens)"),
+        *("KV (KiB\nper token)", "weights\n(GiB)"),
+    )
+    cells = [
+        (
             name,
             *(str(m[key]) for key in ("num_layers", "num_attention_heads", "num_kv_heads", "head_dim")),
             f"{m['max_position_embeddings']:,}",
             f"{m['kv_token_bytes'] / 1024:,.0f}",
             f"{m['weight_bytes'] / GIB:.2f}",
         )
-    console.print(table)
+        for name, m in models.items()
+    ]
+    _print_table(console, header, cells)
 
 
 def print_policies(console: Console, policies: list[dict[str, Any]]) -> None:
     """Presets, and the policies of every family with what they say of themselves."""
-    table = Table("family", "name", "what it is", "offers / needs", box=box.SIMPLE_HEAD)
-    for p in policies:
-        table.add_row(p["family"], p["name"], escape(p["summary"]), escape(", ".join(p["features"] + p["requires"])))
-    console.print(table)
+    cells = [(p["name"], p["family"], p["summary"], ", ".join(p["features"] + p["requires"])) for p in policies]
+    _print_table(
+        console, ("name", "family", "what it is", "offers / needs"), cells, words=("what it is", "offers / needs")
+    )
