@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -77,15 +77,7 @@ class Part(StrEnum):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never a traceback for a user's mistake."""
-    with (
-        open(os.devnull, "w", encoding="utf-8") as nowhere,  # for `hbmtwin >&-`: Python then has no stream at all
-        redirect_stdout(sys.stdout or nowhere),
-        redirect_stderr(sys.stderr or nowhere),
-    ):
-        return _answer(argv)
-
-
-def _answer(argv: Sequence[str] | None) -> int:
+    _open_closed_streams()
     try:
         with _sigterm_raises():
             code = app(args=argv, prog_name="hbmtwin", standalone_mode=False)
@@ -105,6 +97,18 @@ def _answer(argv: Sequence[str] | None) -> int:
         if code is None:
             raise
         return _complain(str(error) + _subtraction(error), code)
+
+
+def _open_closed_streams() -> None:
+    """Send to nowhere what was closed (`hbmtwin >&-`): Python has no stream for it, and workers would have none."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Read a model's sizes from a Hugging Face ``config.json``.
 
 The file is not trusted: its size is bounded and every number checked. A model whose memory follows other rules
-(mixture of experts, latent attention, state spaces, windows, quantised weights) is refused by name: a wrong size is
-worse than none.
+(mixture of experts, latent attention, state spaces, windows, quantised weights), that reads more than text, or that
+writes none, is refused by name: a wrong size is worse than none.
 """
 
 from __future__ import annotations
@@ -25,6 +25,20 @@ DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 2}
 
 PLAIN_MLP = frozenset({"gpt_neox", "nemotron", "opt", "phi", "starcoder2"})
 """Model types whose MLP has two matrices; all others with these field names have gate, up and down."""
+
+ENCODERS = frozenset(
+    {
+        *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert"),
+        *("mpnet", "nomic_bert", "roberta", "xlm-roberta"),
+    }
+)
+"""Model types that embed or classify, whatever their config says of its architecture."""
+
+MULTIMODAL = (
+    *("text_config", "vision_config", "audio_config", "vision_tower", "mm_vision_tower", "visual", "img_processor"),
+    *("thinker_config", "speech_config"),
+)
+"""Fields of models that read images or sound: they have weights, and use memory, that are not counted."""
 
 NOT_COMPUTED = {
     "num_experts": "mixture of experts",
@@ -64,26 +78,19 @@ def read_config(path: Path) -> ModelShape:
 
 
 def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShape:
-    """The sizes in *config*, in Hugging Face's words. Raise CatalogError, naming *where* and the field.
-
-    A model with image or audio input is read by its ``text_config``: its other parts are not counted, and the
-    source says so.
-    """
+    """The sizes in *config*, in Hugging Face's words. Raise CatalogError, naming *where* and the field."""
     if not isinstance(config, Mapping):
         raise CatalogError(f"{where}: must be a JSON object, not {type(config).__name__}")
-    text = config.get("text_config")
-    if isinstance(text, Mapping):
-        outer = {key: config[key] for key in (*NOT_COMPUTED, "torch_dtype", "dtype") if config.get(key) is not None}
-        tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-        return shape_of(
-            {**tied, **outer, **text},
-            name=name,
-            where=f"{where}, text_config",
-            source=f"{source}; text part only, image or audio encoders are not counted",
-        )
     _refuse_what_is_not_computed(config, where)
+    _refuse_what_writes_no_text(config, where)
 
     heads = _size(config, "num_attention_heads", where)
+    kv_heads = _size(config, "num_key_value_heads", where, default=heads)
+    if heads % kv_heads:
+        raise CatalogError(
+            f"{where}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}: each KV head "
+            "serves the same number of heads"
+        )
     hidden = _size(config, "hidden_size", where)
     if config.get("head_dim") is None and hidden % heads:
         raise CatalogError(f"{where}: head_dim is missing, and hidden_size {hidden} is no multiple of {heads} heads")
@@ -92,21 +99,39 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
         tied_flag = config.get("model_type") in ("gemma", "gemma2")
     if not isinstance(tied_flag, bool):
         raise CatalogError(f"{where}: tie_word_embeddings must be true or false, not {tied_flag!r}")
+    dtype_bytes, dtype_source = _dtype_bytes(config, where)
     return ModelShape(
         name=name,
         num_layers=_size(config, "num_hidden_layers", where, limit=MAX_LAYERS),
         hidden_size=hidden,
         intermediate_size=_size(config, "intermediate_size", where),
         num_attention_heads=heads,
-        num_kv_heads=_size(config, "num_key_value_heads", where, default=heads),
+        num_kv_heads=kv_heads,
         head_dim=_size(config, "head_dim", where, default=hidden // heads),
         vocab_size=_size(config, "vocab_size", where),
         max_position_embeddings=_size(config, "max_position_embeddings", where),
-        dtype_bytes=_dtype_bytes(config, where),
+        dtype_bytes=dtype_bytes,
         tie_word_embeddings=tied_flag,
         gated_mlp=config.get("model_type") not in PLAIN_MLP,
-        source=source,
+        source=source + dtype_source,
     )
+
+
+def _refuse_what_writes_no_text(config: Mapping[str, Any], where: str) -> None:
+    """Encoders, and models with other inputs; Hugging Face calls what writes text ...ForCausalLM or ...LMHeadModel."""
+    listed = config.get("architectures")
+    names = [str(name)[:60] for name in listed] if isinstance(listed, list) else []
+    called = ", ".join(names) or str(config.get("model_type"))[:60]
+    for key in MULTIMODAL:
+        if config.get(key) is not None:
+            raise CatalogError(
+                f"{where}: {called} reads more than text ({key}), and its weights beside the language model are not "
+                "counted; to plan the language model alone, give a config.json with that part's fields only"
+            )
+    if config.get("model_type") in ENCODERS or (
+        names and not any("CausalLM" in name or "LMHead" in name for name in names)
+    ):
+        raise CatalogError(f"{where}: {called} writes no text, so it keeps no KV; dense decoders are computed")
 
 
 def _refuse_what_is_not_computed(config: Mapping[str, Any], where: str) -> None:
@@ -134,14 +159,20 @@ def _size(config: Mapping[str, Any], key: str, where: str, *, default: int | Non
         value = default
     if value is None:
         raise CatalogError(f"{where}: {key} is missing")
+    if isinstance(value, str) and value.strip().isdecimal():
+        raise CatalogError(f"{where}: {key} is the text {value[:40]!r}; write the number without quotes")
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise CatalogError(f"{where}: {key} must be a whole number from 1 to {limit}, not {str(value)[:40]}")
     return value
 
 
-def _dtype_bytes(config: Mapping[str, Any], where: str) -> int:
-    dtype = config.get("torch_dtype") or config.get("dtype") or "float32"
-    name = str(dtype).removeprefix("torch.")
+def _dtype_bytes(config: Mapping[str, Any], where: str) -> tuple[int, str]:
+    """Bytes of a weight, and what the source must say of them."""
+    given = config.get("torch_dtype") or config.get("dtype")
+    name = str(given or "float32").removeprefix("torch.")
     if name not in DTYPE_BYTES:
         raise CatalogError(f"{where}: dtype {name[:40]!r} comes with a later release; known: {', '.join(DTYPE_BYTES)}")
-    return DTYPE_BYTES[name]
+    if name != "float32":
+        return DTYPE_BYTES[name], ""
+    stated = "float32" if given else "no dtype given"
+    return DTYPE_BYTES[name], f"; {stated}, counted as 16 bit, as vLLM's dtype auto loads it"

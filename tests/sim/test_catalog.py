@@ -90,6 +90,7 @@ def test_defaults_of_a_config(tmp_path: Path) -> None:
     assert read.head_dim == 128
     assert read.dtype_bytes == 2
     assert not read.tie_word_embeddings
+    assert "no dtype given, counted as 16 bit" in read.source
 
 
 def test_head_dim_may_differ_from_hidden_over_heads(tmp_path: Path) -> None:
@@ -100,13 +101,25 @@ def test_an_mlp_without_gate_is_known_by_its_model_type(tmp_path: Path) -> None:
     assert not model(config(tmp_path, model_type="gpt_neox")).gated_mlp
 
 
-def test_the_text_part_of_a_model_with_images_is_read_and_said_so(tmp_path: Path) -> None:
-    text = {key: value for key, value in LLAMA.items() if key not in ("torch_dtype", "tie_word_embeddings")}
-    nested = {"model_type": "llava", "torch_dtype": "float16", "tie_word_embeddings": True, "text_config": text}
-    read = model(config(tmp_path, json.dumps(nested)))
-    assert read.num_layers == 32
-    assert read.tie_word_embeddings
-    assert "not counted" in read.source
+def test_float32_counts_as_16_bit_and_the_source_says_so(tmp_path: Path) -> None:
+    read = model(config(tmp_path, torch_dtype="float32"))
+    assert read.dtype_bytes == 2
+    assert read.source == ("config.json of some-model; float32, counted as 16 bit, as vLLM's dtype auto loads it")
+
+
+def test_a_decoder_is_known_by_its_architecture(tmp_path: Path) -> None:
+    assert model(config(tmp_path, architectures=["LlamaForCausalLM"])).num_layers == 32
+
+
+def test_a_model_that_reads_images_is_refused_as_its_encoders_are_not_counted(tmp_path: Path) -> None:
+    llava = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "text_config": LLAMA,
+        "vision_config": {"hidden_size": 1024},
+    }
+    with pytest.raises(CatalogError, match=r"LlavaForConditionalGeneration reads more than text \(text_config\)"):
+        model(config(tmp_path, json.dumps(llava)))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +129,15 @@ def test_the_text_part_of_a_model_with_images_is_read_and_said_so(tmp_path: Path
         ({"vocab_size": 0}, r"vocab_size must be a whole number from 1 to \d+, not 0"),
         ({"hidden_size": -4096}, "hidden_size must be a whole number"),
         ({"hidden_size": 4096.5}, "hidden_size must be a whole number"),
+        ({"hidden_size": "4096"}, "hidden_size is the text '4096'; write the number without quotes"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads 5 does not divide num_attention_heads 32"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads 64 does not divide num_attention_heads 32"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "BertModel writes no text"),
+        ({"model_type": "bert"}, "bert writes no text"),
+        ({"model_type": "bert", "architectures": ["BertLMHeadModel"]}, "BertLMHeadModel writes no text"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification writes no text"),
+        ({"mm_vision_tower": "openai/clip-vit-large-patch14"}, r"llama reads more than text \(mm_vision_tower\)"),
+        ({"audio_config": {"d_model": 1280}}, r"reads more than text \(audio_config\)"),
         ({"num_key_value_heads": True}, "num_key_value_heads must be a whole number"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number from 1 to 4096"),
         ({"hidden_size": 4097}, "head_dim is missing, and hidden_size 4097 is no multiple of 32 heads"),
