@@ -1,4 +1,4 @@
-"""Ctrl-C in mid-run: exit code 130, and nothing half-written."""
+"""Ctrl-C and SIGTERM in mid-run: the exit code that shells expect, nothing half-written, and no process left."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 
-@pytest.mark.parametrize("verb", ["run", "compare"])
-def test_ctrl_c_leaves_nothing_behind(verb: str, tmp_path: Path) -> None:
+@contextmanager
+def running(verb: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run of a day's traffic, in a session of its own, three seconds after its start."""
     trace = tmp_path / "trace" / "endless.csv"
     trace.parent.mkdir()
     rows = "".join(f"{i / 2},100,{200 + i % 7}\n" for i in range(150_000))
     trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}", encoding="utf-8")
-    work = tmp_path / "work"
-    work.mkdir()
+    (tmp_path / "work").mkdir()
     server = subprocess.Popen(
         [sys.executable, "-m", "hbmtwin", verb, "--set", f"workload.trace={trace}", "--out", "result"],
-        cwd=work,
+        cwd=tmp_path / "work",
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -30,11 +32,47 @@ def test_ctrl_c_leaves_nothing_behind(verb: str, tmp_path: Path) -> None:
     try:
         time.sleep(3)
         assert server.poll() is None, "the run ended before it could be interrupted"
-        os.killpg(server.pid, signal.SIGINT)  # a terminal interrupts workers as well
-        out, err = server.communicate(timeout=30)
+        yield server
     finally:
         server.kill()
+
+
+def alive(session: int) -> list[str]:
+    """Processes of a session that have not ended, by their command lines."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state not in "ZX":
+                found.append(stat.with_name("cmdline").read_text().replace("\0", " "))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_ctrl_c_leaves_nothing_behind(verb: str, tmp_path: Path) -> None:
+    with running(verb, tmp_path) as server:
+        os.killpg(server.pid, signal.SIGINT)  # a terminal interrupts workers as well
+        out, err = server.communicate(timeout=30)
     assert server.returncode == 130
     assert out == b""
     assert b"Traceback" not in err
-    assert list(work.iterdir()) == []
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_sigterm_leaves_nothing_behind_and_no_process(verb: str, tmp_path: Path) -> None:
+    with running(verb, tmp_path) as server:
+        assert len(alive(server.pid)) >= (1 if verb == "run" else 2)
+        server.terminate()  # this process only, as a service manager or `timeout` does
+        out, err = server.communicate(timeout=30)
+        for _ in range(50):
+            if not alive(server.pid):
+                break
+            time.sleep(0.1)
+        assert alive(server.pid) == []
+    assert server.returncode == 143
+    assert (out, err) == (b"", b"")
+    assert list((tmp_path / "work").iterdir()) == []
