@@ -24,6 +24,7 @@ Shell = Callable[..., Answer]
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
     """Run ``hbmtwin`` with these arguments, in an empty directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
 
     def run(*arguments: str | Path) -> Answer:
         code = main([str(a) for a in arguments])

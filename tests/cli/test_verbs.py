@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 from hbmtwin.api import PRESETS, Result, Scenario
+from hbmtwin.sim.traffic import source_of
 
 Shell = Callable[..., Any]
 
@@ -53,9 +57,9 @@ def test_version_and_help(shell: Shell) -> None:
 
 
 def test_no_arguments_print_the_help_and_are_a_usage_error(shell: Shell) -> None:
-    answer = shell()
-    assert answer.code == 2
-    assert "compare" in answer.out + answer.err
+    code, out, err = shell()
+    assert (code, err) == (2, "")
+    assert out.strip() == shell("--help").out.strip()
 
 
 def test_python_dash_m_is_the_same_program() -> None:
@@ -89,6 +93,43 @@ def test_init_never_overwrites(shell: Shell, tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert err == "error: scenario.toml exists; name another file, or remove it first\n"
     assert (tmp_path / "scenario.toml").read_text(encoding="utf-8") == "seed = 3\n"
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_written(shell: Shell, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as on a disk that has no more room
+    try:
+        code, out, err = shell("init", "mine.toml")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (code, out) == (1, "")
+    assert err == "error: [Errno 27] File too large: 'mine.toml'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_init_shows_forms_of_traffic_that_can_be_used_and_ends_with_the_built_in_ones(
+    shell: Shell, tmp_path: Path
+) -> None:
+    section = ""
+    shown: dict[str, list[str]] = {}
+    for line in shell("init", "-").out.splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif (example := re.match(r"# (\w+) = (.+)", line)) is not None:
+            shown.setdefault(f"{section}.{example[1]}", []).append(example[2])
+    assert {key: len(examples) for key, examples in shown.items() if section != "" and len(examples) > 1} == {
+        "workload.prompt_tokens": 3,
+        "workload.output_tokens": 2,
+        "session.turns": 2,
+        "session.think_time_s": 3,
+    }
+    (tmp_path / "requests.csv.gz").write_bytes(gzip.compress(b"arrival_s,prompt_tokens,output_tokens\n0,10,10\n"))
+    for key, examples in shown.items():
+        for example in examples:
+            assert source_of(Scenario.load(overrides=[f"{key}={example}"])).total_requests is not None, key
+    lasts = [f"{key}={examples[-1]}" for key, examples in shown.items() if len(examples) > 1]
+    built_in, spelt_out = (list(source_of(Scenario.load(overrides=given)).open()) for given in ([], lasts))
+    assert spelt_out == built_in
 
 
 def test_catalog_lists_devices_models_and_policies(shell: Shell) -> None:
@@ -179,6 +220,7 @@ def test_compare_for_people_begins_with_the_verdict_and_has_a_row_a_policy(shell
     assert " held" in out.splitlines()[0] or " died at " in out.splitlines()[0]
     firsts = [line.split()[0] for line in out.splitlines() if line.strip()]
     assert [name for name in firsts if name in PRESETS] == list(PRESETS)
+    assert "arrivals of later turns may differ: a turn waits for the answer before it." in " ".join(out.split())
 
 
 def test_a_directory_of_somebody_else_is_refused_before_the_run(shell: Shell, tmp_path: Path) -> None:
@@ -189,6 +231,17 @@ def test_a_directory_of_somebody_else_is_refused_before_the_run(shell: Shell, tm
         assert (code, out) == (2, "")
         assert err == ("error: thesis: exists and is not a result of hbmtwin; choose another --out or remove it\n")
     assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["draft.txt"]
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_closed_streams_are_no_crash(verb: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m hbmtwin {verb} --set workload.num_prompts=5 --out"
+    for closed, told in ((">&-", verb == "compare"), (">&- 2>&-", False)):
+        out = f"mine{len(closed)}"
+        done = subprocess.run(f"{command} {out} {closed}", shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 0
+        assert done.stderr == (f"report: {out}/report.html\n" if told else "")
+        assert (tmp_path / out).is_dir()
 
 
 def test_a_closed_pipe_is_no_crash() -> None:

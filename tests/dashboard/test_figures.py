@@ -53,6 +53,12 @@ def test_a_death_is_marked_where_it_happened(results: dict[str, Result]) -> None
     assert not memory_over_time(alive).layout.shapes
 
 
+def test_a_panel_has_its_name_above_a_verdict_short_enough_for_half_a_narrow_page(results: dict[str, Result]) -> None:
+    titles = [note.text for note in memory_over_time(results).layout.annotations if "<b>" in note.text]
+    assert [title.split("<br>")[0] for title in titles] == ["<b>doubling</b>", "<b>paged</b>"]
+    assert all(len(title.split("<br>")[1]) <= 45 for title in titles)
+
+
 def test_preemptions_are_marked_at_the_rows_that_count_them() -> None:
     tight = ["workload.num_prompts=30", "workload.request_rate=inf", "workload.prompt_tokens=1000"]
     result = run(Scenario.load(overrides=[*tight, "workload.output_tokens=500", "session.turns=1"]))

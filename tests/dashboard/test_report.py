@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,25 @@ def page(results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory) -
     write_report(results, path)
     assert path.with_name("plotly.min.js").is_file()
     return path.read_text(encoding="utf-8")
+
+
+def test_the_same_results_make_the_same_bytes(results: dict[str, Result], tmp_path: Path) -> None:
+    """In processes of their own: an id drawn at random would differ, and so would the order of a set."""
+    for name, result in results.items():
+        result.save(tmp_path / name)
+    write = (
+        "import sys; from pathlib import Path; from hbmtwin.api import Result; "
+        "from hbmtwin.dashboard.report import write_report; "
+        "write_report({n: Result.load(Path(n)) for n in ('doubling', 'paged')}, Path(sys.argv[1]))"
+    )
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        subprocess.run([sys.executable, "-c", write, f"{hash_seed}.html"], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "1.html").read_bytes() == (tmp_path / "2.html").read_bytes()
+
+
+def test_traffic_without_a_rate_comes_at_once_and_the_policies_share_it(page: str) -> None:
+    assert "; traffic: all at once. Every policy gets the same requests at the same times.</p>" in page
 
 
 def test_nothing_is_fetched_from_anywhere(page: str) -> None:

@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 
 from hbmtwin.allocators.oom import Cause
-from hbmtwin.dashboard.verdict import CAUSES, HEADER, bytes_text, fate, headline, oom_in_words, rows, seconds_text
+from hbmtwin.api import Scenario, run
+from hbmtwin.dashboard.verdict import (
+    CAUSES,
+    HEADER,
+    bytes_text,
+    fate,
+    headline,
+    oom_in_words,
+    rows,
+    same_traffic,
+    seconds_text,
+    short_fate,
+)
 
 GIB = 2**30
 
@@ -77,6 +89,10 @@ def test_the_headline_names_who_held_and_who_died_of_what() -> None:
     three = {"caching": summary(), "pooled": summary(), "paged": summary()}
     assert headline(three) == "caching, pooled and paged held."
     assert headline({"caching": dead}) == "caching died at 81.2 s (growth copy)."
+    idle = summary(requests_completed=0, requests_rejected={"max_model_len": 239})
+    assert headline({"caching": dead, "paged": idle}) == (
+        "caching died at 81.2 s (growth copy); paged served nothing (all 239 requests rejected)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,10 +105,43 @@ def test_the_headline_names_who_held_and_who_died_of_what() -> None:
             "held, 4,321 preemptions, 3 rejected",
         ),
         ({"oom": record()}, "died at 81.2 s: external fragmentation"),
+        (
+            {"requests_completed": 0, "requests_total": 600, "requests_rejected": {"max_model_len": 239}},
+            "served nothing: all 239 requests rejected",
+        ),
+        (
+            {"requests_completed": 0, "requests_rejected": {"never_fits": 1}},
+            "served nothing: the only request rejected",
+        ),
+        (
+            {"oom": record(), "requests_completed": 0, "requests_rejected": {"max_model_len": 2}},
+            "died at 81.2 s: external fragmentation, 2 rejected",
+        ),
     ],
 )
 def test_a_fate_in_few_words(changes: dict[str, Any], said: str) -> None:
     assert fate(summary(**changes)) == said
+
+
+def test_a_short_fate_leaves_out_what_a_death_makes_idle() -> None:
+    assert short_fate(summary(oom=record(), requests_rejected={"max_model_len": 2})) == (
+        "died at 81.2 s: external fragmentation"
+    )
+    assert short_fate(summary(preemptions=2)) == "held, 2 preemptions"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["session.turns=1"], "Every policy gets the same requests at the same times."),
+        (["session.turns=2"], "may differ: a turn waits for the answer before it."),
+        (["session.turns=1", "workload.users=2"], "may differ: a user waits for each answer."),
+    ],
+)
+def test_what_the_policies_of_a_comparison_share(overrides: list[str], said: str) -> None:
+    few = ["workload.num_prompts=6", "workload.prompt_tokens=100", "workload.output_tokens=10"]
+    result = run(Scenario.load(overrides=[*few, *overrides]))
+    assert same_traffic({"paged": result}).endswith(said)
 
 
 def test_a_row_has_a_cell_a_column_and_a_dash_for_what_is_not() -> None:

@@ -1,0 +1,84 @@
+"""docs/workloads.md: its example is a scenario, its trace is a trace, its figures are the built-in workload's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hbmtwin.api import Scenario
+from hbmtwin.sim.traffic import source_of
+from hbmtwin.workloads.builtin import (
+    BURSTS,
+    NUM_PROMPTS,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    REQUEST_RATE,
+    SYSTEM_PROMPT_TOKENS,
+    THINK_TIME,
+    TURNS,
+)
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "workloads.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    """The only fenced block of that language."""
+    (text,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return str(text)
+
+
+def test_the_example_is_a_scenario(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(block("toml"), encoding="utf-8")
+    assert source_of(Scenario.load(tmp_path / "mine.toml")).total_requests == NUM_PROMPTS
+
+
+def test_the_example_of_a_trace_is_read(tmp_path: Path) -> None:
+    trace = tmp_path / "mine.csv"
+    trace.write_text(block("text"), encoding="utf-8")
+    assert source_of(Scenario.load(overrides=[f"workload.trace={trace}"])).total_requests == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("workload.num_prompts", f"{NUM_PROMPTS}"),
+        (
+            "workload.request_rate",
+            f"{REQUEST_RATE} sessions a second; in each {BURSTS.every_s} s one burst of {BURSTS.length_s} s at "
+            f"{BURSTS.factor} times that",
+        ),
+        ("workload.system_prompt_tokens", f"{SYSTEM_PROMPT_TOKENS}"),
+        (
+            "workload.prompt_tokens",
+            f"new tokens of a turn: median {PROMPT_TOKENS.at(0.5)}, at most {PROMPT_TOKENS.values[-1]}",
+        ),
+        (
+            "workload.output_tokens",
+            f"median {OUTPUT_TOKENS.at(0.5)}, at most {OUTPUT_TOKENS.values[-1]}: the quantiles of the Azure 2023 "
+            "conversation trace",
+        ),
+        ("session.turns", f"1 for more than half of the sessions, at most {TURNS.values[-1]}"),
+        ("session.think_time_s", f"log-normal with mean {THINK_TIME.mean_s} and sigma {THINK_TIME.sigma}"),
+    ],
+)
+def test_the_figures_are_the_built_in_workloads(key: str, said: str) -> None:
+    assert f"| `{key}` | {said} |" in PAGE
+    assert TURNS.at(0.5) == 1
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        'workload.prompt_tokens={distribution="fixed", value=512}',
+        'workload.prompt_tokens={distribution="lognormal", mean=300, median=200, min=10, max=900}',
+        'workload.prompt_tokens={distribution="lognormal", mean=300, stddev=200}',
+        'session.think_time_s={distribution="constant", seconds=3}',
+        'session.think_time_s={distribution="lognormal", mean=30, median=20}',
+    ],
+)
+def test_every_named_form_is_one(table: str) -> None:
+    assert source_of(Scenario.load(overrides=[table])).total_requests == NUM_PROMPTS
+    for word in re.findall(r'(\w+)=(?!\{)|="(\w+)"', table):
+        assert re.search(rf"`{word[0] or word[1]}`", PAGE), word
