@@ -327,7 +327,9 @@ class Engine:
         assert plan.exhausted is not None
         s, refused = plan.exhausted
         if self.config.oom == "stop":
-            self._die(self._refused_facts(s, refused))
+            facts = self._refused_facts(s, refused)
+            self.kv.abort_step()  # what was reserved before the refusal is not computed any more
+            self._die(facts)
             return
         for request, failed in self.scheduler.fail(plan, self.kv, s.id, Fail.REJECT):
             generated = failed.num_tokens - request.prompt_tokens

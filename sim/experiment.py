@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from signal import SIG_IGN, SIGINT, signal
+from threading import current_thread, main_thread
 
 from joblib import Parallel, cpu_count, delayed
 from joblib.externals.loky import get_reusable_executor
@@ -30,9 +33,10 @@ def compare(
     scenarios = [Scenario.load(path, overrides=overrides, preset=name, seed=seed) for name in policies]
     results: dict[str, Result] = {}
     try:
-        outcomes = Parallel(n_jobs=min(len(scenarios), _cores(jobs)), return_as="generator")(
-            delayed(run)(scenario) for scenario in scenarios
-        )
+        with _workers_deaf_to_ctrl_c():
+            outcomes = Parallel(n_jobs=min(len(scenarios), _cores(jobs)), return_as="generator")(
+                delayed(run)(scenario) for scenario in scenarios
+            )
         for name, result in zip(policies, outcomes, strict=True):
             results[name] = result
             if finished is not None:
@@ -41,6 +45,22 @@ def compare(
         get_reusable_executor().shutdown(wait=True, kill_workers=True)
         raise
     return results
+
+
+@contextmanager
+def _workers_deaf_to_ctrl_c() -> Iterator[None]:
+    """Start workers that ignore SIGINT: a terminal sends it to them as well, and they would each print a traceback.
+
+    We kill them when it reaches us. A process inherits nothing but "ignored", so for these 30 ms we ignore it too.
+    """
+    if current_thread() is not main_thread():  # no other thread may have handlers
+        yield
+        return
+    before = signal(SIGINT, SIG_IGN)
+    try:
+        yield
+    finally:
+        signal(SIGINT, before)
 
 
 def _cores(jobs: int) -> int:

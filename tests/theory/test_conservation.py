@@ -250,3 +250,25 @@ def test_requests_forgotten_at_a_death_are_found(monkeypatch: pytest.MonkeyPatch
     assert len(result.requests) < result.summary["requests_total"] == 12
     with pytest.raises(AssertionError, match="no request accounts for"):
         check_tokens(result)
+
+
+def test_what_was_reserved_before_a_refusal_is_not_counted_as_computed() -> None:
+    """Three sequences fill a block each; in the step that needs three more, one gets its block before one is refused."""
+    values = {
+        "engine__gpu_memory_utilization": 0.46,
+        "engine__max_model_len": 300,
+        "kv_cache__block_size": 128,
+        "memory__oom": "stop",
+        "results__interval_s": 0.3,
+        "results__steps": "true",
+        "workload__num_prompts": 3,
+        "workload__request_rate": "inf",
+        "workload__prompt_tokens": 119,
+        "workload__output_tokens": 11,
+        "workload__system_prompt_tokens": 0,
+        "session__turns": 1,
+    }
+    result = run("paged", values)
+    assert result.oom is not None
+    check_all(result)
+    assert int(result.timeline["kv_tokens"].iloc[-1]) == 3 * 128 * TOKEN_BYTES
