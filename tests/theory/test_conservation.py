@@ -253,7 +253,7 @@ def test_requests_forgotten_at_a_death_are_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_was_reserved_before_a_refusal_is_not_counted_as_computed() -> None:
-    """Three sequences fill a block each; in the step that needs three more, one gets its block before one is refused."""
+    """Three sequences fill a block each; of the next three blocks one is there, and the second is refused."""
     values = {
         "engine__gpu_memory_utilization": 0.46,
         "engine__max_model_len": 300,
