@@ -184,6 +184,8 @@ class Engine:
             plan = scheduler.schedule(self.kv)
             self._note_plan(plan, start)
             if plan.exhausted is not None:
+                if before is not None:
+                    self.recorder.row(start, *before, self.kv)
                 self._exhausted(plan, start)
                 continue
             if not plan.scheduled:
@@ -334,6 +336,7 @@ class Engine:
         for request, failed in self.scheduler.fail(plan, self.kv, s.id, Fail.REJECT):
             generated = failed.num_tokens - request.prompt_tokens
             self._end(request, now, generated, Status.REJECTED, "out_of_memory")
+        self._row(now)
 
     def _refused_facts(self, s: KVSequence, refused: Refused) -> OomFacts:
         """The facts of a sequence that its pool refused, as an allocator would state them."""

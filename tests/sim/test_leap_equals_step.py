@@ -26,6 +26,7 @@ def scenarios(preset: str) -> st.SearchStrategy[Scenario]:
         batched: int,
         interval_ms: int,
         keep: bool,
+        oom: str,
     ) -> Scenario:
         return Scenario.load(
             preset=preset,
@@ -45,6 +46,7 @@ def scenarios(preset: str) -> st.SearchStrategy[Scenario]:
                 f"scheduler.max_num_batched_tokens={batched}",
                 f"results.interval_s={interval_ms / 1000}",
                 "kv_cache.tensors=merged",
+                f"memory.oom={oom}",
             ],
         )
 
@@ -60,6 +62,7 @@ def scenarios(preset: str) -> st.SearchStrategy[Scenario]:
         batched=st.sampled_from([16, 100, 2048]),
         interval_ms=st.sampled_from([1, 70, 1000, 100_000]),
         keep=st.booleans(),
+        oom=st.sampled_from(["preempt", "reject", "stop"]) if preset == "paged" else st.just("stop"),
     )
 
 

@@ -252,13 +252,14 @@ def test_requests_forgotten_at_a_death_are_found(monkeypatch: pytest.MonkeyPatch
         check_tokens(result)
 
 
-def test_what_was_reserved_before_a_refusal_is_not_counted_as_computed() -> None:
+@pytest.mark.parametrize("oom", ["stop", "reject"])
+def test_what_was_reserved_before_a_refusal_is_not_counted_as_computed(oom: str) -> None:
     """Three sequences fill a block each; of the next three blocks one is there, and the second is refused."""
     values = {
         "engine__gpu_memory_utilization": 0.46,
         "engine__max_model_len": 300,
         "kv_cache__block_size": 128,
-        "memory__oom": "stop",
+        "memory__oom": oom,
         "results__interval_s": 0.3,
         "results__steps": "true",
         "workload__num_prompts": 3,
@@ -269,6 +270,9 @@ def test_what_was_reserved_before_a_refusal_is_not_counted_as_computed() -> None
         "session__turns": 1,
     }
     result = run("paged", values)
-    assert result.oom is not None
     check_all(result)
-    assert int(result.timeline["kv_tokens"].iloc[-1]) == 3 * 128 * TOKEN_BYTES
+    assert int(result.timeline["kv_tokens"].max()) == 3 * 128 * TOKEN_BYTES
+    if oom == "stop":
+        assert int(result.timeline["kv_tokens"].iloc[-1]) == 3 * 128 * TOKEN_BYTES
+    else:
+        assert result.summary["requests_rejected"] == {"out_of_memory": 1}
