@@ -88,11 +88,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _exit_code(error: Exception) -> int | None:
     """The exit code of a known failure; None for a bug, whose traceback is wanted."""
-    from hbmtwin.api import CatalogError, DoesNotFit, ResultError, ScenarioError, UnknownPolicy, WorkloadError
+    from hbmtwin.api import (
+        CatalogError,
+        DoesNotFit,
+        ReplayError,
+        ResultError,
+        ScenarioError,
+        UnknownPolicy,
+        WorkloadError,
+    )
 
     if isinstance(error, DoesNotFit):
         return DOES_NOT_FIT
-    if isinstance(error, ScenarioError | CatalogError | UnknownPolicy):
+    if isinstance(error, ScenarioError | CatalogError | UnknownPolicy | ReplayError):
         return USAGE
     if isinstance(error, WorkloadError | ResultError | OSError):
         return FAILURE
@@ -232,6 +240,39 @@ def compare(
         print_comparison(_stdout(), {name: result.summary for name, result in results.items()}, wall_s)
     print(f"report: {out / 'report.html'}", file=sys.stderr)
     return DOES_NOT_FIT if fail_on_oom and any(r.oom is not None for r in results.values()) else OK
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="Operation trace, CSV (plain or gzip) or Parquet.")],
+    capacity_bytes: Annotated[int, typer.Option(min=1, help="Bytes of the device.")],
+    allocator: Annotated[str, typer.Option(help="Device allocator: see `hbmtwin catalog policies`.")] = "caching",
+    flavour: Annotated[str | None, typer.Option(help="torch_npu or torch_cuda; default: torch_npu.")] = None,
+    release: Annotated[str | None, typer.Option(help="Release whose rules hold, e.g. 2.13.0.")] = None,
+    alloc_conf: Annotated[
+        str | None, typer.Option(help="Settings as in PYTORCH_NPU_ALLOC_CONF, e.g. max_split_size_mb:64.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Operations of this allocator, where a recorded run had several.")
+    ] = None,
+    per_op: Annotated[Path | None, typer.Option(help="Table with one row per operation: .csv or .parquet.")] = None,
+    json_: Json = False,
+) -> int:
+    """Replay an operation trace on a device allocator."""
+    from hbmtwin.cli.replay import print_replay, replay_trace, summary
+
+    given = {"flavour": flavour, "release": release, "alloc_conf": alloc_conf}
+    settings = {name: value for name, value in given.items() if value is not None}
+    begin = time.monotonic()
+    tally, stats = replay_trace(trace, allocator, settings, capacity_bytes, only=only, per_op=per_op)
+    wall_s = time.monotonic() - begin
+    if tally.errors:
+        print(f"note: {tally.errors:,} operations were refused; the first: {tally.first_error}", file=sys.stderr)
+    if json_:
+        print(_json(summary(tally, stats, wall_s)))
+    else:
+        print_replay(_stdout(), allocator, tally, stats, wall_s)
+    return OK
 
 
 def _comparison_writer(results: dict[str, Result]) -> Callable[[Path], None]:
