@@ -167,7 +167,6 @@ class AllocatorConf:
             i = tokens.end_of_pair(i) + 2
 
     def _read_pytorch(self, key: str, tokens: Tokens, i: int) -> None:
-        tokens.expect(i + 1, ":")
         value = tokens[i + 2]
         if key == "large_segment_size_mb":
             if size_t(value) <= 10:
@@ -189,11 +188,11 @@ class AllocatorConf:
             finally:
                 self.roundup_power2_divisions = tuple(slots) if any(slots) else None
         elif key == "expandable_segments":
-            self.expandable_segments = _true_or_false(key, value)
+            self.expandable_segments = _switch(key, value)
         elif key in PINNED_LIMITS:
             size_t(value)
         else:
-            _true_or_false(key, value)
+            _switch(key, value)
 
     def _at_least_a_segment(self, key: str, value: str, *, exclusive: bool = False) -> int:
         least = self.large_segment_size // MIB + exclusive
@@ -202,20 +201,19 @@ class AllocatorConf:
         return _mib(value)
 
     def _read_own(self, key: str, tokens: Tokens, i: int) -> None:
-        tokens.expect(i + 1, ":")
         value = tokens[i + 2]
         kind = ConfRuntimeError if self.flavour == "torch_npu" else ConfValueError
         if key == "base_addr_aligned_kb":
             if not re.fullmatch("0|[1-9][0-9]*", value) or int(value) > 16:
-                raise kind(f"base_addr_aligned_kb must be [0~16], not {value}")
+                raise kind(f"base_addr_aligned_kb error, must be [0~16], dtype is int, not {value}")
             self.base_addr_aligned_bytes = int(value) * KIB
         elif key == "page_size":
             if value != "1g":
                 raise kind(f"Unsupported page_size value: {value}; only page_size:1g exists")
             self.page_size_1g = self._page_size_1g_supported
         elif key == "segment_size_mb":
-            if not 20 <= size_t(value) <= 512:
-                raise kind(f"segment_size_mb must be [20, 512], not {value}")
+            if not re.fullmatch("[0-9]+", value) or not 20 <= int(value) <= 512:
+                raise kind(f"segment_size_mb error, must be [20, 512], dtype is int, not {value}")
             self.segment_size = _mib(value)
         elif key == "per_process_memory_fraction":
             fraction = double(value)
@@ -232,9 +230,10 @@ class AllocatorConf:
             if value != "native":
                 raise kind(f"backend:{value} is another allocator, which is not modelled; leave it at native")
         else:
-            setting = _true_or_false(key, value, kind)
+            if value not in ("True", "False"):
+                raise kind(f"Expected a single True/False argument for {key}, not {value!r}")
             if key in ("multi_stream_lazy_reclaim", "throw_on_npumalloc_oom", "throw_on_cudamalloc_oom"):
-                setattr(self, key, setting)
+                setattr(self, key, value == "True")
 
 
 def _pairs(tokens: Tokens, *keys: str) -> list[tuple[str, int]]:
@@ -248,47 +247,41 @@ def _pairs(tokens: Tokens, *keys: str) -> list[tuple[str, int]]:
     return pairs
 
 
-def _true_or_false(key: str, value: str, kind: type[Exception] = ConfValueError) -> bool:
+def _switch(key: str, value: str) -> bool:
     if value not in ("True", "False"):
-        raise kind(f"{key}: expected True or False, but found {value!r}")
+        raise ConfValueError(f"{key}: Expected 'True' or 'False', not {value!r}")
     return value == "True"
 
 
 def _mib(value: str) -> int:
-    return size_t(value) * MIB % (1 << 64)
+    """Bytes of so many MiB; more than 64 bits hold are the most whole MiB that they do."""
+    return min(size_t(value), UNLIMITED // MIB) * MIB
 
 
 def _read_divisions(slots: list[int], tokens: Tokens, i: int) -> None:
     """Fill *slots* from one number, or from ``[256:1,512:2,>:4]``: boundaries in MiB, ``>`` for all above the last."""
     if tokens[i] != "[":
-        slots[:] = [_power_of_2(tokens[i], "number of divisions")] * SLOTS
+        slots[:] = [_power_of_2(tokens[i], "divisions has")] * SLOTS
         return
     end = tokens.end_of_pair(i - 2)
     last, first = 0, True
-    i += 1
-    while i < end:
-        tokens.expect(i + 1, ":")
-        parts = size_t(tokens[i + 2])
-        if parts:
-            _power_of_2(tokens[i + 2], "number of divisions")
-        if tokens[i] == ">":
+    for j in range(i + 1, end, 4):
+        boundary, value = tokens[j], tokens[j + 2]
+        parts = size_t(value) and _power_of_2(value, "divisions has")
+        if boundary == ">":
             slots[last + 1 :] = [parts] * (SLOTS - last - 1)
-        else:
-            last = min(_power_of_2(tokens[i], "boundary").bit_length() - 1, SLOTS - 1)
-            if first:
-                slots[:last] = [parts] * last
-                first = False
-            slots[last] = parts
-        i += 3
-        if i < end:
-            tokens.expect(i, ",")
-            i += 1
+            continue
+        last = min(_power_of_2(boundary, "intervals have").bit_length() - 1, SLOTS - 1)
+        if first:
+            slots[:last] = [parts] * last
+            first = False
+        slots[last] = parts
 
 
 def _power_of_2(text: str, what: str) -> int:
     value = size_t(text)
     if value < 1 or value & (value - 1):
-        raise ConfValueError(f"roundup_power2_divisions: each {what} has to be power of 2, not {text}")
+        raise ConfValueError(f"roundup_power2_divisions: the {what} to be power of 2, not {text}")
     return value
 
 

@@ -1,7 +1,8 @@
 """The text of a setting cut into tokens, and its numbers read as C reads them.
 
-``key:value,key:value``; a value may be a list ``[a:b,c:d]``. Blanks are dropped anywhere and separate nothing. Source:
-``ConfigTokenizer`` of PyTorch's ``c10/core/AllocatorConfig.h``; each refusal was observed on torch_npu 2.13.0.
+``key:value,key:value``; a value may be a list ``[a:b,c:d]``. Blanks are dropped anywhere and separate nothing. Which of
+the four marks stands between a key, its value and the next key is not looked at: ``max_split_size_mb,40`` is taken.
+Source: ``ConfigTokenizer`` of PyTorch's ``c10/core/AllocatorConfig.h``, as observed on torch_npu 2.13.0.
 """
 
 from __future__ import annotations
@@ -42,14 +43,8 @@ class Tokens:
 
     def __getitem__(self, i: int) -> str:
         if i >= len(self._tokens):
-            raise _broken(f"the text ends where token {i} should be: write key:value, separated by commas")
+            raise _broken("the text ends where a value should be: write key:value, separated by commas")
         return self._tokens[i]
-
-    def expect(self, i: int, token: str) -> None:
-        """Raise ConfRuntimeError unless token *i* is this one."""
-        if i >= len(self._tokens) or self._tokens[i] != token:
-            found = repr(self._tokens[i]) if i < len(self._tokens) else "the end"
-            raise _broken(f"expected {token!r} as token {i}, but found {found}: write key:value, separated by commas")
 
     def end_of_pair(self, i: int) -> int:
         """Index of the last token of the pair whose key is token *i*."""

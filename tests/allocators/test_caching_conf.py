@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from hbmtwin.allocators.caching import AllocatorConf, ConfRuntimeError, ConfValueError
 from hbmtwin.allocators.caching.conf_text import double, size_t
+from hbmtwin.validation.emulated import EmulatedNpu, EmulatorUnavailable, NpuSettings
+from hbmtwin.workloads.memory_trace import MemoryOp
 
 MIB = 1 << 20
 UNLIMITED = (1 << 64) - 1
@@ -63,6 +67,9 @@ REFUSED: dict[str, tuple[type[ValueError] | type[RuntimeError], str]] = {
     "page_size:2m": (RuntimeError, "Unsupported page_size value"),
     "segment_size_mb:19": (RuntimeError, r"segment_size_mb error, must be \[20, 512\]"),
     "segment_size_mb:513": (RuntimeError, r"segment_size_mb error, must be \[20, 512\]"),
+    "segment_size_mb:20.5": (RuntimeError, "segment_size_mb"),
+    "segment_size_mb:+20": (RuntimeError, "segment_size_mb"),
+    "segment_size_mb:x": (RuntimeError, "segment_size_mb"),
     "multi_stream_lazy_reclaim:true": (RuntimeError, "Expected a single True/False argument"),
     "throw_on_npumalloc_oom:1": (RuntimeError, "Expected a single True/False argument"),
     "release_lock_on_npumalloc:x": (RuntimeError, "Expected a single True/False argument"),
@@ -81,17 +88,35 @@ REFUSED: dict[str, tuple[type[ValueError] | type[RuntimeError], str]] = {
     "garbage_collection_threshold:x": (RuntimeError, "stod"),
     "garbage_collection_threshold:1e-400": (RuntimeError, "stod"),
     "per_process_memory_fraction:half": (RuntimeError, "stod"),
-    "segment_size_mb:x": (RuntimeError, "segment_size_mb"),
     # broken texts
     "max_split_size_mb": (RuntimeError, "INTERNAL ASSERT"),
     "max_split_size_mb:": (RuntimeError, "INTERNAL ASSERT"),
     "base_addr_aligned_kb": (RuntimeError, "INTERNAL ASSERT"),
     "roundup_power2_divisions:[1:2": (RuntimeError, "INTERNAL ASSERT"),
     "roundup_power2_divisions:[": (RuntimeError, "INTERNAL ASSERT"),
-    "max_split_size_mb:30 expandable_segments:True": (RuntimeError, "INTERNAL ASSERT"),
-    "max_split_size_mb:30:40": (RuntimeError, "INTERNAL ASSERT"),
+    "base_addr_aligned_kb:": (RuntimeError, "INTERNAL ASSERT"),
+    "max_split_size_mb::30": (RuntimeError, "stoull"),
+    "max_split_size_mb:30 expandable_segments:True": (ValueError, "Unrecognized key 'True'"),
+    "max_split_size_mb:30:40": (ValueError, "Unrecognized key '40'"),
+    "max_split_size_mb:30,,": (ValueError, "Unrecognized key ','"),
+    "colour:[1:2": (ValueError, "Unrecognized key 'colour'"),
 }
 """Every refusal from the environment: the kind that torch_npu 2.13.0 raises, and what is recognisable in its text."""
+
+RUNTIME = (
+    "base_addr_aligned_kb:0",
+    "page_size:1g",
+    "segment_size_mb:64",
+    "multi_stream_lazy_reclaim:True",
+    "garbage_collection_threshold:0.5",
+    "roundup_power2_divisions:4",
+    "large_segment_size_mb:64",
+    "pinned_use_background_threads:True",
+    "pin_memory_expandable_segments:True",
+    "pinned_mem_register:True",
+    "pinned_reserve_segment_size_mb:1",
+)
+"""What ``_set_allocator_settings`` of torch_npu does not take."""
 
 
 def settings(conf: AllocatorConf) -> dict[str, Any]:
@@ -109,12 +134,46 @@ def parsed(*texts: str, **options: Any) -> AllocatorConf:
     return conf
 
 
+@pytest.fixture(scope="module")
+def npu() -> Iterator[EmulatedNpu]:
+    try:
+        with EmulatedNpu() as npu:
+            yield npu
+    except EmulatorUnavailable as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_refused_and_how(text: str) -> None:
-    kind, _ = REFUSED[text]
-    with pytest.raises((ConfValueError, ConfRuntimeError)) as refused:
+    kind, said = REFUSED[text]
+    with pytest.raises(kind, match=said):
         AllocatorConf().parse(text)
-    assert isinstance(refused.value, kind)
+
+
+def test_torch_npu_refuses_the_same_in_the_same_way(npu: EmulatedNpu) -> None:
+    for text, (kind, said) in REFUSED.items():
+        error = npu.replay([], NpuSettings(alloc_conf=text)).setup_error
+        assert error is not None, text
+        assert error.kind == kind.__name__, text
+        assert re.search(said, error.text), text
+
+
+@pytest.mark.parametrize("at_runtime", RUNTIME)
+def test_what_torch_npu_does_not_take_at_run_time(at_runtime: str) -> None:
+    with pytest.raises(ConfValueError, match=f"unsupported setting: {at_runtime.split(':')[0]}"):
+        AllocatorConf().parse(at_runtime, at="runtime")
+
+
+def test_torch_npu_refuses_the_same_at_run_time(npu: EmulatedNpu) -> None:
+    run = npu.replay(MemoryOp("set_conf", arg=text) for text in (*RUNTIME, *REFUSED))
+    for i, text in enumerate(RUNTIME):
+        assert run.errors[i].kind == "ValueError", text
+        assert f"unsupported setting: {text.split(':')[0]}" in run.errors[i].text
+    for i, text in enumerate(REFUSED, len(RUNTIME)):
+        with pytest.raises((ConfValueError, ConfRuntimeError)) as refused:
+            AllocatorConf().parse(text, at="runtime")
+        kind = "ValueError" if isinstance(refused.value, ValueError) else "RuntimeError"
+        assert (text, run.errors[i].kind) == (text, kind)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +185,10 @@ def test_what_is_refused_and_how(text: str) -> None:
         ("max_split_size_mb:64,max_split_size_mb:32", {"max_split_size": 32 * MIB}),
         ("max_split_size_mb:30.9", {"max_split_size": 30 * MIB}),
         ("max_split_size_mb:-1", {"max_split_size": (1 << 64) - MIB}),
+        ("max_split_size_mb:17592186044446", {"max_split_size": (1 << 64) - MIB}),
         ("max_split_size_mb:+30", {"max_split_size": 30 * MIB}),
+        ("max_split_size_mb,30]pinned_mem_register[True", {"max_split_size": 30 * MIB}),
+        ("segment_size_mb:020", {"segment_size": 20 * MIB}),
         ("large_segment_size_mb:11", {"large_segment_size": 11 * MIB, "max_non_split_rounding": 11 * MIB}),
         (
             "max_split_size_mb:11,large_segment_size_mb:11",
@@ -230,27 +292,6 @@ def test_a_refused_combination_is_not_rolled_back() -> None:
         conf.parse("max_split_size_mb:40")
     conf.parse("max_split_size_mb:40,expandable_segments:False")
     assert changed(conf) == {"max_split_size": 40 * MIB}
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "base_addr_aligned_kb:0",
-        "page_size:1g",
-        "segment_size_mb:64",
-        "multi_stream_lazy_reclaim:True",
-        "garbage_collection_threshold:0.5",
-        "roundup_power2_divisions:4",
-        "large_segment_size_mb:64",
-        "pinned_use_background_threads:True",
-        "pin_memory_expandable_segments:True",
-        "pinned_mem_register:True",
-        "pinned_reserve_segment_size_mb:1",
-    ],
-)
-def test_what_torch_npu_does_not_take_at_run_time(key: str) -> None:
-    with pytest.raises(ConfValueError, match=f"unsupported setting: {key.split(':')[0]}"):
-        AllocatorConf().parse(key, at="runtime")
 
 
 def test_what_torch_npu_takes_at_run_time() -> None:
