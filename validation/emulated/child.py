@@ -22,6 +22,8 @@ from hbmtwin.validation.emulated.records import BLOCK, CALL, CALLS, ENTRY, EVENT
 
 ALLOC_CONF = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Where the real one looks for its settings; both set is an error."""
+STAMP = "\n[ERROR]"
+"""Begins the line that torch_npu puts behind some messages."""
 DONE, OOM, ERROR = range(len(OUTCOMES))
 
 
@@ -30,6 +32,7 @@ def run_job(folder: Path, library: ctypes.CDLL, workspace: Path) -> NoReturn:
     output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    os.chdir(folder)
     try:
         job = Job.read(folder)
         driver = EmulatedDriver(library)
@@ -45,7 +48,7 @@ def run_job(folder: Path, library: ctypes.CDLL, workspace: Path) -> NoReturn:
         try:
             real = RealAllocator(driver, use_workspace, job.num_streams)
             names = stat_names()
-        except Exception as refused:
+        except (RuntimeError, ValueError) as refused:
             (folder / START).write_text(json.dumps({"setup_error": _described(refused)}))
         else:
             (folder / START).write_text(json.dumps({"stat_names": names}))
@@ -64,22 +67,25 @@ def _replay(job: Job, real: RealAllocator, folder: Path, cell: ctypes.c_int64) -
     stats = np.lib.format.open_memmap(folder / STATS, "w+", np.int64, (len(rows) + 1, len(first)))
     results = np.lib.format.open_memmap(folder / RESULTS, "w+", RESULT, (len(rows) + 1,))
     stats[0] = first
-    if job.entries:
-        observer.start_entries()
-    last = len(rows) - 1
+    if job.entries or job.snapshot_every:
+        observer.start()
     with (folder / ERRORS).open("w") as errors:
         for i, row in enumerate(rows):
             cell.value = i
             try:
-                results[i] = real.do(*row), DONE
-            except Exception as error:
-                results[i] = -1, OOM if isinstance(error, torch.OutOfMemoryError) else ERROR
+                address, outcome = real.do(*row), DONE
+            except (RuntimeError, ValueError) as error:
+                address, outcome = -1, OOM if isinstance(error, torch.OutOfMemoryError) else ERROR
                 print(json.dumps([i, *_described(error)]), file=errors, flush=True)
+            results[i] = address, outcome, real.driver.used_bytes()
             stats[i + 1] = stat_values()
-            snapshot = i == last or (job.snapshot_every > 0 and (i + 1) % job.snapshot_every == 0)
+            snapshot = job.snapshot_every > 0 and (i + 1) % job.snapshot_every == 0
             if snapshot or job.entries:
                 observer.observe(i, entries=job.entries, snapshot=snapshot)
     cell.value = len(rows)
+    if not (rows and snapshot):
+        observer.start()
+        observer.observe(len(rows) - 1, entries=False, snapshot=True)
     np.savez(
         folder / TABLES,
         segments=np.array(observer.segments, SEGMENT),
@@ -137,4 +143,4 @@ def _calls(real: RealAllocator) -> Table:
 
 
 def _described(error: Exception) -> list[str]:
-    return [type(error).__name__, str(error)]
+    return [type(error).__name__, str(error).partition(STAMP)[0].rstrip()]

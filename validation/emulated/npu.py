@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,55 +13,44 @@ from typing import Any, Self
 
 import numpy as np
 
-from hbmtwin.validation.emulated.build import EmulatorUnavailable, build_emulator
+from hbmtwin.validation.emulated.build import build_emulator
 from hbmtwin.validation.emulated.job import AT, ERRORS, OUTPUT, RESULTS, START, STATS, TABLES, TIMING, Job, Row
+from hbmtwin.validation.emulated.process import Worker, WorkerDied, tail
 from hbmtwin.validation.emulated.records import Crash, NpuSettings, RawTiming, RealError, RealRun
-from hbmtwin.validation.emulated.worker import READY
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.memory_trace import OPERATIONS, MemoryOp
 
-TAIL = 4000
-"""Characters of a dead process's output that are told."""
+CREATED_STREAMS = 32
+"""torch_npu's pool of streams; the next one would be the first again."""
 RAW_OPERATIONS = ("malloc", "free", "empty_cache")
 
 
-class WorkerDied(Exception):
-    """The worker process ended or could not do a job; the text has the last it wrote."""
-
-
 class EmulatedNpu:
-    """A worker process that has torch and torch_npu imported; each replay runs in a fresh child of it.
+    """Worker processes that have torch and torch_npu imported; each replay runs in a fresh child of one.
 
     The keywords are the fields of :class:`NpuSettings`: the settings of every replay that brings none of its own.
-    Entering compiles the emulated driver if need be and imports, which takes seconds. Entering raises
-    EmulatorUnavailable where the machine, the wheels or a compiler are missing, or the wheels cannot be imported.
+    Entering compiles the emulated driver if need be and imports, which takes seconds; so does the first replay with
+    another CANN version. Both raise EmulatorUnavailable where the machine, the wheels or a compiler are missing, or the
+    wheels cannot be imported.
     """
 
     def __init__(self, settings: NpuSettings | None = None, **fields: Any) -> None:
         self.settings = NpuSettings(**fields) if settings is None else settings
         self._open = ExitStack()
+        self._workers: dict[str, Worker] = {}
+        """By CANN version."""
 
     def __enter__(self) -> Self:
-        build = build_emulator()
-        with ExitStack() as opened:
-            self._folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="hbmtwin-npu-")))
-            self._output = self._folder / "worker.txt"
-            output = opened.enter_context(self._output.open("w"))
-            self._worker = opened.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-P", "-m", "hbmtwin.validation.emulated.worker", str(build.folder)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=output,
-                    text=True,
-                    env=os.environ | build.environment(),
-                )
-            )
-            if self._answer() != READY:
-                raise EmulatorUnavailable(f"torch_npu could not be imported: {_tail(self._output)}")
-            self._open = opened.pop_all()
+        self._build = build_emulator()
+        self._folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="hbmtwin-npu-")))
+        try:
+            self._worker(self.settings.cann)
+        except BaseException:
+            self._open.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._workers.clear()
         self._open.close()
 
     def replay(
@@ -97,37 +83,46 @@ class EmulatedNpu:
         with self._done(job) as (folder, code):
             timing = _read_json(folder / TIMING)
             if not timing:
-                why = _read_json(folder / START).get("setup_error") or _tail(folder / OUTPUT)
+                why = _read_json(folder / START).get("setup_error") or tail(folder / OUTPUT)
                 raise WorkerDied(f"timing ended with {code}: {why}")
             return RawTiming(operations=len(job.rows), **timing)
 
     @contextmanager
     def _done(self, job: Job) -> Iterator[tuple[Path, int]]:
         """The folder of a job that was done, and how its child ended."""
+        worker = self._worker(job.settings.cann)
         with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
             folder = Path(scratch)
             job.write(folder)
-            assert self._worker.stdin is not None
-            self._worker.stdin.write(f"{folder}\n")
-            self._worker.stdin.flush()
-            code = int(self._answer() or self._worker.wait())
+            code = worker.do(folder)
             if code > 0:
-                raise WorkerDied(f"the child ended with {code}: {_tail(folder / OUTPUT)}")
+                raise WorkerDied(f"the child ended with {code}: {tail(folder / OUTPUT)}")
             yield folder, code
 
-    def _answer(self) -> str:
-        assert self._worker.stdout is not None
-        return self._worker.stdout.readline().strip()
+    def _worker(self, cann: str) -> Worker:
+        if cann not in self._workers:
+            worker = Worker(self._build, cann, self._folder / f"worker-{len(self._workers)}.txt")
+            self._open.callback(worker.close)
+            self._workers[cann] = worker
+        return self._workers[cann]
 
 
 def _rows(ops: Iterable[MemoryOp]) -> list[Row]:
-    return [(op.op, op.id, op.size, op.stream, op.arg) for op in ops]
+    """Raise ValueError on an operation or a stream that there is not."""
+    rows: list[Row] = []
+    for op in ops:
+        if op.op not in OPERATIONS:
+            raise ValueError(f"no operation is called {op.op!r}; there are {', '.join(OPERATIONS)}")
+        if op.stream is not None and not 0 <= op.stream <= CREATED_STREAMS:
+            raise ValueError(f"stream {op.stream} is none: torch_npu has {CREATED_STREAMS} besides the default one, 0")
+        rows.append((op.op, op.id, op.size, op.stream, op.arg))
+    return rows
 
 
 def _read_run(folder: Path, operations: int, code: int) -> RealRun:
     start = _read_json(folder / START)
     at = int.from_bytes((folder / AT).read_bytes(), "little", signed=True)
-    crash = None if code == 0 else Crash(at, -code, _tail(folder / OUTPUT))
+    crash = None if code == 0 else Crash(at, -code, tail(folder / OUTPUT))
     if "stat_names" not in start:
         refused = start.get("setup_error")
         return RealRun(crash=crash, setup_error=None if refused is None else RealError(*refused))
@@ -150,7 +145,3 @@ def _read_run(folder: Path, operations: int, code: int) -> RealRun:
 def _read_json(path: Path) -> dict[str, Any]:
     """Empty if the child did not come to write it."""
     return json.loads(path.read_text()) if path.exists() else {}
-
-
-def _tail(path: Path) -> str:
-    return path.read_text(errors="replace")[-TAIL:].strip()

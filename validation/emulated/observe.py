@@ -11,6 +11,7 @@ from hbmtwin.validation.emulated.records import ACTIONS, BLOCK_STATES
 C: Any = torch_npu._C
 MAX_ENTRIES = 10**7
 """Of the ring that holds one operation's entries; an operation makes a few thousand at most."""
+ENTRIES_PER_WORKSPACE = 3
 ACTION_CODES = {action: code for code, action in enumerate(ACTIONS)}
 STATE_CODES = {state: code for code, state in enumerate(BLOCK_STATES)}
 
@@ -53,25 +54,29 @@ class Observer:
         self.blocks: list[Row] = []
         self.entries: list[Row] = []
 
-    def start_entries(self) -> None:
+    def start(self) -> None:
         """Record a history from here, with an empty ring."""
         C._npu_record_memory_history("all", None, "python", MAX_ENTRIES)
 
     def observe(self, operation: int, *, entries: bool, snapshot: bool) -> None:
-        """Append what is asked for as it stands after *operation*. O(all blocks)."""
+        """Append what is asked for as it stands after *operation*; the history must be on. O(all blocks)."""
         state = C._npu_memorySnapshot(None)
+        self.start()
+        trace = state["device_traces"][0]
+        # A snapshot puts the workspaces in front of the trace, three entries each, and behind the other segments.
+        workspaces = sum(entry["action"] == "workspace_snapshot" for entry in trace)
         if entries:
-            self.start_entries()
-            for entry in state["device_traces"][0]:
+            for entry in trace[ENTRIES_PER_WORKSPACE * workspaces :]:
                 address = entry["device_free"] if entry["action"] == "oom" else entry["addr"]
                 stream = self._streams.get(entry["stream"], -1)
                 action = ACTION_CODES[entry["action"]]
                 self.entries.append((operation, action, address, entry["size"], stream, entry["pool_id"][1]))
         if snapshot:
-            for segment in state["segments"]:
-                self._add_segment(operation, segment)
+            segments = state["segments"]
+            for i, segment in enumerate(segments):
+                self._add_segment(operation, segment, i >= len(segments) - workspaces)
 
-    def _add_segment(self, operation: int, segment: dict[str, Any]) -> None:
+    def _add_segment(self, operation: int, segment: dict[str, Any], is_workspace: bool) -> None:
         address = segment["address"]
         self.segments.append(
             (
@@ -85,6 +90,7 @@ class Observer:
                 segment["segment_pool_id"][1],
                 segment["segment_type"] == "large",
                 segment["is_expandable"],
+                is_workspace,
             )
         )
         for block in segment["blocks"]:

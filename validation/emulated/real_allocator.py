@@ -16,8 +16,6 @@ from hbmtwin.validation.emulated.records import NpuSettings
 C: Any = torch_npu._C
 NPU = 20
 """torch's device type of the NPU."""
-CREATED_STREAMS = 32
-"""torch_npu has a pool of that many; the next one would be the first again."""
 ERROR_TEXT_BYTES = 16384
 OUT_OF_MEMORY = 1
 """As in ``workspace.cpp``."""
@@ -36,7 +34,7 @@ class EmulatedDriver:
         """Make the device what *settings* say. Only before its first use."""
         lib = self._library
         lib.hbmtwin_set_capacity(ctypes.c_uint64(settings.capacity_bytes), ctypes.c_uint64(settings.page_bytes))
-        lib.hbmtwin_set_versions(settings.soc.encode(), settings.cann.encode(), settings.driver.encode())
+        lib.hbmtwin_set_device(settings.soc.encode(), settings.driver.encode())
         self.set_tenants(settings.tenants_bytes)
 
     def set_tenants(self, held_bytes: int) -> None:
@@ -51,6 +49,10 @@ class EmulatedDriver:
         """Complete the *count* oldest events, or all, of the stream with that handle, or of each."""
         self._library.hbmtwin_complete(ctypes.c_void_p(stream), ctypes.c_int64(-1 if count is None else count))
 
+    def used_bytes(self) -> int:
+        """What this process holds."""
+        return int(self._library.hbmtwin_used_bytes())
+
     def log(self) -> bytes:
         """Rows of CALL with handles for streams."""
         rows = self._library.hbmtwin_log_length()
@@ -58,13 +60,9 @@ class EmulatedDriver:
 
 
 class RealAllocator:
-    """Does operations by name. Raises what torch_npu raises, and ValueError for what a trace must not say."""
+    """Does operations by name. Raises what torch_npu raises."""
 
     def __init__(self, driver: EmulatedDriver, use_workspace: Any, num_streams: int) -> None:
-        if num_streams > 1 + CREATED_STREAMS:
-            raise ValueError(
-                f"torch_npu has {CREATED_STREAMS} streams besides the default one; stream {num_streams - 1} is none"
-            )
         self.driver = driver
         torch.npu.set_device(0)
         self.streams = [torch.npu.default_stream(), *(torch.npu.Stream() for _ in range(num_streams - 1))]
@@ -126,8 +124,6 @@ class RealAllocator:
                 return self._use_workspace(size, self.streams[index].npu_stream)
             case "other_memory":
                 self.driver.set_tenants(size)
-            case _:
-                raise ValueError(f"no operation is called {op!r}")
         return -1
 
     def _enter(self, stream: int) -> None:

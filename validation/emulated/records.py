@@ -21,18 +21,20 @@ def _columns(names: str) -> np.dtype[np.void]:
 
 
 OUTCOMES = ("done", "oom", "error")
-RESULT = _columns("address outcome")
-"""``address`` of malloc, free and workspace, -1 where there is none; ``outcome`` is an index into OUTCOMES."""
+RESULT = _columns("address outcome driver_bytes")
+"""``address`` of malloc, free and workspace, -1 where there is none; ``outcome`` is an index into OUTCOMES;
+``driver_bytes`` is what the process holds at the driver after the operation."""
 SEGMENT = _columns(
     "operation address total_size allocated_size active_size requested_size stream pool is_large is_expandable"
+    " is_workspace"
 )
-"""``pool`` is n of torch's id (0, n), 0 for the default pools."""
+"""``pool`` is n of torch's id (0, n), 0 for the default pools; ``is_workspace``: a block of the workspace allocator."""
 BLOCK_STATES = ("inactive", "active_allocated", "active_pending_free")
 BLOCK = _columns("operation segment address size requested_size state")
 """``segment`` is the address of its segment; ``state`` is an index into BLOCK_STATES."""
 ACTIONS = (
     *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"),
-    *("oom", "workspace_snapshot"),
+    "oom",
 )
 ENTRY = _columns("operation action address size stream pool")
 """``action`` is an index into ACTIONS; in an oom entry ``address`` is the driver's free bytes."""
@@ -85,6 +87,7 @@ class RealError:
     kind: str
     """Name of its Python type: ``OutOfMemoryError``, ``ValueError``, ``RuntimeError``."""
     text: str
+    """Without the stamp (time, process id, error code) that torch_npu puts behind some messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,8 @@ class RealRun:
 
     def event_queries(self) -> Table:
         """Every question whether an event is complete."""
-        return self.calls[self.calls["call"] == CALLS.index("query_event")]
+        chosen: Table = self.calls[self.calls["call"] == CALLS.index("query_event")]
+        return chosen
 
     def stat(self, name: str) -> NDArray[np.int64]:
         """One statistic after each operation, by torch's flat key. Raise ValueError if there is none of this name."""

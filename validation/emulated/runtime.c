@@ -21,7 +21,7 @@ struct event { struct stream *stream; int64_t number; };
 static struct stream streams[MAX_STREAMS]; /* handles are addresses of these, so they rise in order of creation */
 static int num_streams;
 static int device = -1;
-static char soc_name[TEXT] = "Ascend910B2", cann_version[TEXT] = "8.5.0", driver_version[TEXT] = "25.5.0";
+static char soc_name[TEXT], cann_version[TEXT], driver_version[TEXT];
 
 static int64_t no_operation = -1, *operation = &no_operation;
 static int64_t *log_rows;
@@ -29,10 +29,12 @@ static size_t num_rows, room_for_rows;
 
 /* -- controls ------------------------------------------------------------------------------------------------- */
 
-void hbmtwin_set_versions(const char *soc, const char *cann, const char *driver)
+/* torch_npu asks for this one at import. */
+void hbmtwin_set_cann(const char *version) { snprintf(cann_version, TEXT, "%s", version); }
+
+void hbmtwin_set_device(const char *soc, const char *driver)
 {
     snprintf(soc_name, TEXT, "%s", soc);
-    snprintf(cann_version, TEXT, "%s", cann);
     snprintf(driver_version, TEXT, "%s", driver);
 }
 
@@ -149,6 +151,9 @@ int aclrtCreateEventExWithFlag(struct event **event, uint32_t flag)
         abort();
     return ACL_SUCCESS;
 }
+
+/* Looked up by name; the same for our purpose. */
+int aclrtCreateEventWithFlag(struct event **event, uint32_t flag) { return aclrtCreateEventExWithFlag(event, flag); }
 
 int aclrtDestroyEvent(struct event *event)
 {

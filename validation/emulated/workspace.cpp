@@ -20,13 +20,13 @@ extern "C" int hbmtwin_workspace(uint64_t size, void *stream, uint64_t *address,
     *address = 0;
     try {
         Tensor workspace = at_npu::native::allocate_workspace(size, stream);
-        *address = reinterpret_cast<uint64_t>(workspace->data());
+        *address = reinterpret_cast<uint64_t>(workspace->unsafe_storage().data());
         return GRANTED;
     } catch (const c10::OutOfMemoryError &refusal) {
-        std::snprintf(error, room, "%s", refusal.what());
+        std::snprintf(error, room, "%s", refusal.what_without_backtrace());
         return OUT_OF_MEMORY;
-    } catch (const std::exception &failure) {
-        std::snprintf(error, room, "%s", failure.what());
+    } catch (const c10::Error &failure) {
+        std::snprintf(error, room, "%s", failure.what_without_backtrace());
         return OTHER_ERROR;
     }
 }
