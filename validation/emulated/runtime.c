@@ -18,7 +18,7 @@ enum { PACKAGE_DRIVER = 7 };
 struct stream { int64_t recorded, completed; };
 struct event { struct stream *stream; int64_t number; };
 
-static struct stream streams[MAX_STREAMS]; /* handles are addresses of these, so they rise in order of creation */
+static struct stream streams[MAX_STREAMS]; /* handles are indexes + 1: the same in every run, rising by creation */
 static int num_streams;
 static int device = -1;
 static char soc_name[TEXT], cann_version[TEXT], driver_version[TEXT];
@@ -26,6 +26,10 @@ static char soc_name[TEXT], cann_version[TEXT], driver_version[TEXT];
 static int64_t no_operation = -1, *operation = &no_operation;
 static int64_t *log_rows;
 static size_t num_rows, room_for_rows;
+
+static struct stream *stream_of(void *handle) { return &streams[(size_t)handle - 1]; }
+
+static int64_t handle_of(const struct stream *stream) { return stream ? stream - streams + 1 : 0; }
 
 /* -- controls ------------------------------------------------------------------------------------------------- */
 
@@ -42,10 +46,10 @@ void hbmtwin_set_device(const char *soc, const char *driver)
 void hbmtwin_set_operation_cell(int64_t *cell) { operation = cell; }
 
 /* Complete the `count` oldest incomplete events of a stream, or of each (NULL); all when `count` is below 0. */
-void hbmtwin_complete(struct stream *only, int64_t count)
+void hbmtwin_complete(void *handle, int64_t count)
 {
-    for (int i = 0; i < num_streams; i++) {
-        struct stream *stream = &streams[i];
+    const struct stream *only = handle ? stream_of(handle) : NULL;
+    for (struct stream *stream = streams; stream < streams + num_streams; stream++) {
         if (only && stream != only)
             continue;
         int64_t waiting = stream->recorded - stream->completed;
@@ -114,32 +118,32 @@ int aclrtCreateStreamWithConfig(void **stream, uint32_t priority, uint32_t flag)
     (void)priority, (void)flag;
     if (num_streams == MAX_STREAMS)
         return ACL_ERROR_INVALID_PARAM;
-    *stream = &streams[num_streams++];
+    *stream = (void *)(size_t)++num_streams;
     return ACL_SUCCESS;
 }
 
 int aclrtCreateStream(void **stream) { return aclrtCreateStreamWithConfig(stream, 0, 0); }
 
-int aclrtStreamGetId(struct stream *stream, int32_t *id)
+int aclrtStreamGetId(void *stream, int32_t *id)
 {
-    *id = (int32_t)(stream - streams);
+    *id = (int32_t)(size_t)stream;
     return ACL_SUCCESS;
 }
 
-int aclrtStreamQuery(struct stream *stream, int *status)
+int aclrtStreamQuery(void *stream, int *status)
 {
-    *status = stream->completed < stream->recorded; /* 0 complete, 1 not ready */
+    *status = stream_of(stream)->completed < stream_of(stream)->recorded; /* 0 complete, 1 not ready */
     return ACL_SUCCESS;
 }
 
-int aclrtSynchronizeStreamWithTimeout(struct stream *stream, int32_t timeout)
+int aclrtSynchronizeStreamWithTimeout(void *stream, int32_t timeout)
 {
     (void)timeout;
     hbmtwin_complete(stream, -1);
     return note(CALL_SYNC_STREAM, (int64_t)stream, 0, ACL_SUCCESS);
 }
 
-int aclrtSynchronizeStream(struct stream *stream) { return aclrtSynchronizeStreamWithTimeout(stream, -1); }
+int aclrtSynchronizeStream(void *stream) { return aclrtSynchronizeStreamWithTimeout(stream, -1); }
 
 /* -- events --------------------------------------------------------------------------------------------------- */
 
@@ -161,10 +165,10 @@ int aclrtDestroyEvent(struct event *event)
     return ACL_SUCCESS;
 }
 
-int aclrtRecordEvent(struct event *event, struct stream *stream)
+int aclrtRecordEvent(struct event *event, void *stream)
 {
-    event->stream = stream;
-    event->number = ++stream->recorded;
+    event->stream = stream_of(stream);
+    event->number = ++event->stream->recorded;
     return note(CALL_RECORD_EVENT, (int64_t)stream, event->number, ACL_SUCCESS);
 }
 
@@ -177,7 +181,7 @@ static int is_complete(const struct event *event)
 int aclrtQueryEventStatus(struct event *event, int *status)
 {
     *status = is_complete(event);
-    note(CALL_QUERY_EVENT, (int64_t)event->stream, event->number, *status);
+    note(CALL_QUERY_EVENT, handle_of(event->stream), event->number, *status);
     return ACL_SUCCESS;
 }
 
@@ -185,7 +189,7 @@ int aclrtSynchronizeEvent(struct event *event)
 {
     if (!is_complete(event))
         event->stream->completed = event->number;
-    return note(CALL_SYNC_EVENT, (int64_t)event->stream, event->number, ACL_SUCCESS);
+    return note(CALL_SYNC_EVENT, handle_of(event->stream), event->number, ACL_SUCCESS);
 }
 
 /* -- host memory ---------------------------------------------------------------------------------------------- */
