@@ -283,20 +283,3 @@ def _power_of_2(text: str, what: str) -> int:
     if value < 1 or value & (value - 1):
         raise ConfValueError(f"roundup_power2_divisions: the {what} to be power of 2, not {text}")
     return value
-
-
-class UnsupportedSetting(ConfValueError):
-    """A setting that torch knows and today's allocator does not model; nothing is ever ignored silently."""
-
-
-def parse_alloc_conf(text: str, flavour: Flavour) -> AllocatorConf:
-    """The settings of a text that today's allocator honours. Raise ConfError, UnsupportedSetting for all others."""
-    conf, plain = AllocatorConf(flavour), AllocatorConf(flavour)
-    conf.parse(text)
-    for name, default in vars(plain).items():
-        if name not in _HONOURED and getattr(conf, name) != default:
-            raise UnsupportedSetting(f"{name} comes with a later release; leave it out")
-    return conf
-
-
-_HONOURED = ("large_segment_size", "max_non_split_rounding", "max_split_size", "roundup_power2_divisions")
