@@ -68,7 +68,8 @@ class OpResult:
     oom: bool
     """It ended in OutOfMemory."""
     error: str
-    """``ValueError: text`` of a refusal after which the real one goes on, such as a bad setting; else empty."""
+    """``ValueError: text`` of a refusal after which the real one goes on, such as a bad setting; of an OutOfMemory
+    torch's text, where the allocator has one; else empty."""
 
 
 def make_allocator(name: str, driver: Driver, settings: Mapping[str, object]) -> DeviceAllocator:
@@ -111,8 +112,8 @@ def replay(ops: Iterable[MemoryOp], allocator: DeviceAllocator, driver: Driver) 
         address, oom, error = None, False, ""
         try:
             address = carry_out[op.op](op)
-        except OutOfMemory:
-            oom = True
+        except OutOfMemory as shortage:
+            oom, error = True, shortage.torch_message
         except _Twice as twice:
             raise ReplayError(f"operation {index}, {op.op}: {twice}") from None
         except (ConfError, ValueError, RuntimeError) as refusal:
@@ -214,7 +215,7 @@ class Tally:
                 self.ooms += 1
                 if self.first_oom_index is None:
                     self.first_oom_index = result.index
-            if result.error:
+            elif result.error:
                 self.errors += 1
                 self.first_error = self.first_error or f"operation {result.index}, {result.op}: {result.error}"
             yield result

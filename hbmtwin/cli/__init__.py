@@ -1,8 +1,8 @@
 """The command line: results on stdout, progress and errors on stderr.
 
-Exit codes: 0 done (an out-of-memory death is a result), 1 failure (traffic or files that cannot be read or written),
-2 usage (a key, value or combination that makes no sense), 3 does not fit, or died with ``--fail-on-oom``,
-130 interrupted.
+Exit codes: 0 done (an out-of-memory death is a result), 1 failure (traffic or files that cannot be read or written,
+something to compare with that is not there), 2 usage (a key, value or combination that makes no sense), 3 does not fit,
+or died with ``--fail-on-oom``, or differs from the real one, 130 interrupted.
 
 The simulator, pandas and Plotly are imported inside the verbs that need them: together they cost most of a second,
 which ``--help`` and shell completion should not pay.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hbmtwin.api import Result
 
 OK, FAILURE, USAGE, DOES_NOT_FIT, INTERRUPTED = 0, 1, 2, 3, 130
+DIFFERS = 3
 
 app = typer.Typer(
     name="hbmtwin",
@@ -38,6 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args_is_help=True)
+app.add_typer(validate_app, name="validate")
 
 ScenarioFile = Annotated[
     Path | None,
@@ -56,6 +60,14 @@ class UsageError(typer.TyperException):
     """An argument that makes no sense, told as the other errors are."""
 
     exit_code = USAGE
+
+
+class RealSide(StrEnum):
+    """What ``hbmtwin validate allocator`` compares with."""
+
+    EMULATED = "emulated"
+    NPU = "npu"
+    CUDA = "cuda"
 
 
 class Part(StrEnum):
@@ -273,6 +285,36 @@ def replay(
     else:
         print_replay(_stdout(), allocator, tally, stats, wall_s)
     return OK
+
+
+@validate_app.command("allocator")
+def validate_allocator(
+    traces: Annotated[
+        list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Operation traces; without any they are made up.")
+    ] = None,
+    backend: Annotated[
+        RealSide, typer.Option(help="emulated: the real torch_npu on an emulated driver; npu, cuda: a device.")
+    ] = RealSide.EMULATED,
+    capacity_bytes: Annotated[int, typer.Option(min=1, help="Bytes of the device, for trace files.")] = 64 << 30,
+    alloc_conf: Annotated[str, typer.Option(help="Settings as in PYTORCH_NPU_ALLOC_CONF, for trace files.")] = "",
+    operations: Annotated[int, typer.Option(min=1, help="Of all made-up traces together.")] = 240_000,
+    seed: Annotated[int, typer.Option(help="Seed of the made-up traces.")] = 0,
+    json_: Json = False,
+) -> int:
+    """Compare the caching allocator with the real one, every counter at every operation."""
+    from hbmtwin.cli.validate import print_report
+    from hbmtwin.cli.validate import validate_allocator as compare_both
+    from hbmtwin.validation.emulated import NpuSettings
+
+    settings = NpuSettings(capacity_bytes=capacity_bytes, alloc_conf=alloc_conf)
+    begin = time.monotonic()
+    report = compare_both(traces or (), backend.value, settings, operations, seed)
+    wall_s = time.monotonic() - begin
+    if json_:
+        print(_json(report.to_dict() | {"wall_s": round(wall_s, 3)}))
+    else:
+        print_report(_stdout(), report, wall_s)
+    return DIFFERS if report.differing else OK
 
 
 def _comparison_writer(results: dict[str, Result]) -> Callable[[Path], None]:
