@@ -1,11 +1,10 @@
 """The emulated driver is compiled once, in seconds, and says in one sentence why it cannot be."""
 
 import ctypes
-import os
 import platform
 import shutil
-import subprocess
-import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -17,21 +16,25 @@ from hbmtwin.validation.emulated.elf import read_dynamic_symbols
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def built() -> build.Build:
+    try:
+        return build_emulator()
+    except EmulatorUnavailable as missing:
+        pytest.skip(str(missing))
 
 
-@pytest.fixture(scope="module")
-def built(cache: Path) -> build.Build:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        try:
-            return build_emulator()
-        except EmulatorUnavailable as missing:
-            pytest.skip(str(missing))
+@pytest.fixture
+def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with all that a build needs, and the cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_require_machine", lambda: None)
+    monkeypatch.setattr(build, "_require_wheels", lambda: (tmp_path, tmp_path))
+    monkeypatch.setattr(build, "version", lambda _: "2.13.0")
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    return tmp_path / "hbmtwin"
 
 
-def test_all_that_torch_npu_expects_of_the_vendor_is_there(built: build.Build, cache: Path) -> None:
+def test_all_that_torch_npu_expects_of_the_vendor_is_there(built: build.Build) -> None:
     provided = read_dynamic_symbols(built.libraries[0]).defined
     torch_lib, npu = build._require_wheels()
     missing = build.missing_symbols(torch_lib, npu)
@@ -40,7 +43,6 @@ def test_all_that_torch_npu_expects_of_the_vendor_is_there(built: build.Build, c
     }
     assert not {name for name in missing if name.startswith(("Py", "dl", "pthread", "_ZN3c10", "_ZSt"))}
     assert {*missing} <= provided
-    assert built.folder.parent == cache / "hbmtwin"
 
 
 def test_a_default_body_gives_0_and_a_body_of_ours_stands_before_it(built: build.Build) -> None:
@@ -66,41 +68,36 @@ def test_names_of_other_libraries_lead_to_the_driver(built: build.Build) -> None
     assert ctypes.CDLL(str(built.libraries[1])).HcclSetConfig() == 0
 
 
-def test_second_use_compiles_nothing(built: build.Build, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+def test_second_use_compiles_nothing(built: build.Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
     assert build_emulator() == built
 
 
-def test_two_processes_may_build_at_once(built: build.Build, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        "from hbmtwin.validation.emulated.build import build_emulator; print(build_emulator().folder)",
-    ]
-    environment = os.environ | {"XDG_CACHE_HOME": str(other)}
-    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    folders = [process.communicate()[0].strip() for process in both]
-    assert folders[0] == folders[1] == str(other / "hbmtwin" / built.folder.name)
-    assert [path.name for path in (other / "hbmtwin").iterdir()] == [built.folder.name]
+def test_two_may_build_at_once_and_share_what_was_first(pretended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both_compile = threading.Barrier(2, timeout=60)
+
+    def slow_compiler(made: Path, *_: Path) -> None:
+        made.mkdir()
+        (made / "library").write_text("whole")
+        both_compile.wait()
+
+    monkeypatch.setattr(build, "_compile", slow_compiler)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: build_emulator(), range(2))
+    assert first == second
+    assert [*pretended.iterdir()] == [first.folder]
+    assert (first.folder / "library").read_text() == "whole"
 
 
-def test_who_comes_second_takes_what_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def meanwhile_somebody_else(made: Path, *_: Path) -> None:
-        made.mkdir(parents=True)
-        finished = tmp_path / "hbmtwin" / f"emulated-{build._key()}"
-        finished.mkdir()
-        (finished / "theirs").touch()
+def test_a_failed_build_leaves_nothing(pretended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_compiler(made: Path, *_: Path) -> None:
+        made.mkdir()
+        raise EmulatorUnavailable("gcc could not compile")
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_require_machine", lambda: None)
-    monkeypatch.setattr(build, "_require_wheels", lambda: (tmp_path, tmp_path))
-    monkeypatch.setattr(build, "version", lambda _: "2.13.0")
-    monkeypatch.setattr(shutil, "which", lambda name: name)
-    monkeypatch.setattr(build, "_compile", meanwhile_somebody_else)
-    assert (build_emulator().folder / "theirs").exists()
+    monkeypatch.setattr(build, "_compile", broken_compiler)
+    with pytest.raises(EmulatorUnavailable):
+        build_emulator()
+    assert [*pretended.iterdir()] == []
 
 
 def test_the_key_changes_with_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,14 +136,30 @@ def test_another_release_of_the_wheel_is_refused(monkeypatch: pytest.MonkeyPatch
         build_emulator()
 
 
-def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_require_machine", lambda: None)
-    monkeypatch.setattr(build, "_require_wheels", lambda: (tmp_path, tmp_path))
-    monkeypatch.setattr(build, "version", lambda _: "2.13.0")
+def test_a_missing_compiler_is_named(pretended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(EmulatorUnavailable, match=r"gcc is not here; install gcc and g\+\+"):
         build_emulator()
+    assert not pretended.exists()
+
+
+def test_a_cache_that_cannot_be_made_is_told_with_the_variable(
+    pretended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(
+        EmulatorUnavailable, match=r"the cache folder cannot be made \(.*\); name another in XDG_CACHE_HOME"
+    ):
+        build_emulator()
+
+
+def test_our_c_compiles_without_warnings() -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    policy = ["-DFIRST_ADDRESS=2097152ull", "-DEND_ADDRESS=281474976710656ull", "-DALLOC_UNIT=512ull"]
+    sources = [str(build.SOURCES / name) for name in ("memory.c", "runtime.c")]
+    build._run("gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *policy, *sources)
 
 
 def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_more_than_an_exbibyte_is_refused_outright(npu: EmulatedNpu) -> None:
     assert run.errors[0] == RealError("OutOfMemoryError", "NPU out of memory. Tried to allocate more than 1EB memory.")
     assert run.errors[1].text.startswith("NPU out of memory. Tried to allocate 1073741824.00 GiB (NPU 0;")
     assert run.stat("num_ooms").tolist() == [0, 1]
-    assert run.entries.tolist() == [(1, 7, GIB, (1 << 60) + 512, 0, 0)]
+    assert run.entries.tolist() == [(1, 8, GIB, (1 << 60) + 512, 0, 0)]
 
 
 def test_a_preemptive_refusal_is_no_oom_of_the_statistics(npu: EmulatedNpu) -> None:

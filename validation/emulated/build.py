@@ -5,7 +5,7 @@ body that returns 0, since they are bound at load. Which these are is read from 
 
     libascendcl.so   memory.c + runtime.c + default bodies
     libhccl.so ...   empty; the names that torch_npu's libraries ask for, each linked to libascendcl.so
-    libworkspace.so  workspace.cpp, loaded after torch_npu
+    libprobe.so      probe.cpp + workspace.cpp, loaded after torch_npu
     home/, opp/      the folders that ASCEND_HOME_PATH and ASCEND_OPP_PATH must name
 """
 
@@ -32,8 +32,9 @@ SOURCES = Path(__file__).parent
 DRIVER = "libascendcl.so"
 NAMES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so", "libatb.so")
 """The vendor's other libraries by SONAME. torchair's are left out: it is not needed."""
-SHARED = ("-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror")
-WORKSPACE = "libworkspace.so"
+COMPILED = ("memory.c", "runtime.c", "probe.cpp", "workspace.cpp")
+SHARED = ("-shared", "-fPIC", "-O2")
+PROBE = "libprobe.so"
 
 
 class EmulatorUnavailable(Exception):
@@ -52,9 +53,9 @@ class Build:
         return [self.folder / name for name in (DRIVER, *NAMES)]
 
     @property
-    def workspace(self) -> Path:
-        """The shim around the workspace allocator, to be loaded after torch_npu."""
-        return self.folder / WORKSPACE
+    def probe(self) -> Path:
+        """What reaches into torch_npu; to be loaded after it."""
+        return self.folder / PROBE
 
     def environment(self) -> dict[str, str]:
         """The variables that torch_npu needs at import."""
@@ -82,7 +83,12 @@ def build_emulator() -> Build:
             raise EmulatorUnavailable(
                 f"the emulated driver is compiled on first use and {compiler} is not here; install gcc and g++"
             )
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EmulatorUnavailable(
+            f"the cache folder cannot be made ({error}); name another in XDG_CACHE_HOME"
+        ) from None
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as scratch:
         made = Path(scratch) / "made"
         _compile(made, torch_lib, npu)
@@ -127,9 +133,7 @@ def _cache_folder() -> Path:
 
 def _key() -> str:
     """What the build depends on: our sources, the wheels' versions, the address policy."""
-    parts = [
-        (SOURCES / name).read_bytes() for name in ("driver.h", "memory.c", "runtime.c", "workspace.cpp", "build.py")
-    ]
+    parts = [(SOURCES / name).read_bytes() for name in (*COMPILED, "driver.h", "build.py")]
     parts.append(f"{version('torch')} {version('torch-npu')} {FIRST_ADDRESS} {END_ADDRESS} {ALLOC_UNIT}".encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
@@ -168,25 +172,16 @@ def _compile(folder: Path, torch_lib: Path, npu: Path) -> None:
         )
     )
     policy = [f"-DFIRST_ADDRESS={FIRST_ADDRESS}ull", f"-DEND_ADDRESS={END_ADDRESS}ull", f"-DALLOC_UNIT={ALLOC_UNIT}ull"]
-    sources = [str(SOURCES / "memory.c"), str(SOURCES / "runtime.c"), str(assembly)]
-    _run("gcc", *SHARED, *policy, *sources, f"-Wl,-soname,{DRIVER}", "-o", str(folder / DRIVER))
+    memory, runtime, probe, workspace = (str(SOURCES / name) for name in COMPILED)
+    _run("gcc", *SHARED, *policy, memory, runtime, str(assembly), f"-Wl,-soname,{DRIVER}", "-o", str(folder / DRIVER))
     for name in NAMES:
         link = ["-Wl,--no-as-needed", f"-L{folder}", "-lascendcl", "-Wl,-rpath,$ORIGIN"]
         _run("gcc", "-shared", "-x", "none", *link, f"-Wl,-soname,{name}", "-o", str(folder / name))
-    headers = torch_lib.parent / "include"
+    headers = [torch_lib.parent / "include", npu / "include", npu / "include/third_party/acl/inc"]
+    include = [word for path in headers for word in ("-isystem", str(path))]
     # Linked by name to libraries that are loaded by then, since torch_npu's symbols are not global.
-    link = [f"-L{torch_lib}", "-lc10", f"-L{npu / 'lib'}", "-ltorch_npu"]
-    _run(
-        "g++",
-        *SHARED,
-        "-std=c++20",
-        "-isystem",
-        str(headers),
-        str(SOURCES / "workspace.cpp"),
-        *link,
-        "-o",
-        str(folder / WORKSPACE),
-    )
+    link = [f"-L{torch_lib}", "-lc10", f"-L{npu / 'lib'}", "-ltorch_npu", f"-L{folder}", "-lascendcl"]
+    _run("g++", *SHARED, "-std=c++20", *include, probe, workspace, *link, "-o", str(folder / PROBE))
 
 
 def _run(*command: str) -> None:

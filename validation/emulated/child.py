@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from hbmtwin.validation.emulated.job import AT, ERRORS, OUTPUT, RESULTS, START, STATS, TABLES, TIMING, Job
-from hbmtwin.validation.emulated.observe import Observer, stat_names, stat_values
+from hbmtwin.validation.emulated.probe import Probe, replace_handles, stat_names, stat_values
 from hbmtwin.validation.emulated.real_allocator import C, EmulatedDriver, RealAllocator
-from hbmtwin.validation.emulated.records import BLOCK, CALL, CALLS, ENTRY, EVENT_CALLS, OUTCOMES, RESULT, SEGMENT, Table
+from hbmtwin.validation.emulated.records import CALL, CALLS, EVENT_CALLS, OUTCOMES, RESULT
 
 ALLOC_CONF = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Where the real one looks for its settings; both set is an error."""
@@ -27,7 +27,7 @@ STAMP = "\n[ERROR]"
 DONE, OOM, ERROR = range(len(OUTCOMES))
 
 
-def run_job(folder: Path, library: ctypes.CDLL, workspace: Path) -> NoReturn:
+def run_job(folder: Path, library: ctypes.CDLL, probe: Path) -> NoReturn:
     """Do the job in *folder* and end the process: code 0, or 1 when we ourselves failed."""
     output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -36,7 +36,7 @@ def run_job(folder: Path, library: ctypes.CDLL, workspace: Path) -> NoReturn:
     try:
         job = Job.read(folder)
         driver = EmulatedDriver(library)
-        use_workspace = ctypes.CDLL(str(workspace)).hbmtwin_workspace
+        inside = ctypes.CDLL(str(probe))
         cell = _operation_cell(folder)
         driver.configure(job.settings)
         driver.set_operation_cell(cell)
@@ -46,29 +46,33 @@ def run_job(folder: Path, library: ctypes.CDLL, workspace: Path) -> NoReturn:
             os.environ[ALLOC_CONF[0]] = job.settings.alloc_conf
         os.environ.update(job.settings.environment)
         try:
-            real = RealAllocator(driver, use_workspace, job.num_streams)
+            real = RealAllocator(driver, inside.hbmtwin_workspace, job.num_streams)
             names = stat_names()
         except (RuntimeError, ValueError) as refused:
             (folder / START).write_text(json.dumps({"setup_error": _described(refused)}))
         else:
             (folder / START).write_text(json.dumps({"stat_names": names}))
-            do = _replay if job.kind == "replay" else _time
-            do(job, real, folder, cell)
+            if job.kind == "replay":
+                _replay(job, real, folder, cell, inside)
+            else:
+                _time(job, real, folder, cell)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
 
 
-def _replay(job: Job, real: RealAllocator, folder: Path, cell: ctypes.c_int64) -> None:
+def _replay(job: Job, real: RealAllocator, folder: Path, cell: ctypes.c_int64, library: ctypes.CDLL) -> None:
     rows = job.rows
-    observer = Observer([stream.npu_stream for stream in real.streams])
-    first = stat_values()
-    stats = np.lib.format.open_memmap(folder / STATS, "w+", np.int64, (len(rows) + 1, len(first)))
+    streams = [stream.npu_stream for stream in real.streams]
+    probe = Probe(library, streams, workspaces=any(row[0] == "workspace" for row in rows))
+    stats = np.lib.format.open_memmap(folder / STATS, "w+", np.int64, (len(rows) + 1, len(stat_names())))
     results = np.lib.format.open_memmap(folder / RESULTS, "w+", RESULT, (len(rows) + 1,))
-    stats[0] = first
-    if job.entries or job.snapshot_every:
-        observer.start()
+    at, stride = stats.ctypes.data, stats.strides[0]
+    probe.read_stats(at)
+    if job.entries:
+        probe.watch_entries()
+    snapshot = False
     with (folder / ERRORS).open("w") as errors:
         for i, row in enumerate(rows):
             cell.value = i
@@ -78,21 +82,23 @@ def _replay(job: Job, real: RealAllocator, folder: Path, cell: ctypes.c_int64) -
                 address, outcome = -1, OOM if isinstance(error, torch.OutOfMemoryError) else ERROR
                 print(json.dumps([i, *_described(error)]), file=errors, flush=True)
             results[i] = address, outcome, real.driver.used_bytes()
-            stats[i + 1] = stat_values()
+            at += stride
+            probe.read_stats(at)
             snapshot = job.snapshot_every > 0 and (i + 1) % job.snapshot_every == 0
-            if snapshot or job.entries:
-                observer.observe(i, entries=job.entries, snapshot=snapshot)
+            if snapshot:
+                probe.take_snapshot(i)
+    if not snapshot:
+        probe.take_snapshot(len(rows) - 1)
+    if stats[-1].tolist() != stat_values():
+        raise AssertionError("the probe reads other statistics than torch_npu's Python")
     cell.value = len(rows)
-    if not (rows and snapshot):
-        observer.start()
-        observer.observe(len(rows) - 1, entries=False, snapshot=True)
-    np.savez(
-        folder / TABLES,
-        segments=np.array(observer.segments, SEGMENT),
-        blocks=np.array(observer.blocks, BLOCK),
-        entries=np.array(observer.entries, ENTRY),
-        calls=_calls(real),
-    )
+    calls = np.frombuffer(real.driver.log(), CALL).copy()
+    of_streams = np.isin(calls["call"], [CALLS.index(call) for call in EVENT_CALLS])
+    objects = calls["object"][of_streams]
+    replace_handles(objects, streams)
+    calls["object"][of_streams] = objects
+    segments, blocks, entries = probe.tables()
+    np.savez(folder / TABLES, calls=calls, segments=segments, blocks=blocks, entries=entries)
 
 
 def _time(job: Job, real: RealAllocator, folder: Path, cell: ctypes.c_int64) -> None:
@@ -128,18 +134,6 @@ def _operation_cell(folder: Path) -> ctypes.c_int64:
     path.write_bytes((-1).to_bytes(8, "little", signed=True))
     with path.open("r+b") as file:
         return ctypes.c_int64.from_buffer(mmap.mmap(file.fileno(), 8))
-
-
-def _calls(real: RealAllocator) -> Table:
-    """The driver's log with streams by index."""
-    calls = np.frombuffer(real.driver.log(), CALL).copy()
-    of_streams = np.isin(calls["call"], [CALLS.index(call) for call in EVENT_CALLS])
-    objects = calls["object"]
-    index = np.full(len(calls), -1)
-    for i, stream in enumerate(real.streams):
-        index[objects == stream.npu_stream] = i
-    objects[of_streams] = index[of_streams]
-    return calls
 
 
 def _described(error: Exception) -> list[str]:

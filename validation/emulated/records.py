@@ -28,14 +28,16 @@ SEGMENT = _columns(
     "operation address total_size allocated_size active_size requested_size stream pool is_large is_expandable"
     " is_workspace"
 )
-"""``pool`` is n of torch's id (0, n), 0 for the default pools; ``is_workspace``: a block of the workspace allocator."""
+"""``pool`` is n of torch's id (0, n), 0 for the default pools; ``is_workspace``: a block of the workspace
+allocator (behind the others; no row in BLOCK)."""
 BLOCK_STATES = ("inactive", "active_allocated", "active_pending_free")
 BLOCK = _columns("operation segment address size requested_size state")
 """``segment`` is the address of its segment; ``state`` is an index into BLOCK_STATES."""
 ACTIONS = (
     *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"),
-    "oom",
+    *("snapshot", "oom"),
 )
+"""torch's; a snapshot of ours makes no entry."""
 ENTRY = _columns("operation action address size stream pool")
 """``action`` is an index into ACTIONS; in an oom entry ``address`` is the driver's free bytes."""
 CALLS = (

@@ -45,6 +45,8 @@ void hbmtwin_set_device(const char *soc, const char *driver)
 /* The cell that always holds the number of the operation under way: rows of the log carry it. */
 void hbmtwin_set_operation_cell(int64_t *cell) { operation = cell; }
 
+int64_t hbmtwin_operation(void) { return *operation; }
+
 /* Complete the `count` oldest incomplete events of a stream, or of each (NULL); all when `count` is below 0. */
 void hbmtwin_complete(void *handle, int64_t count)
 {
