@@ -93,6 +93,7 @@ def test_a_workspace_grows_by_whole_2_mib_and_never_shrinks(npu: EmulatedNpu) ->
     assert run.results["address"].tolist() == [FIRST] * 4 + [FIRST + 4 * MIB]
     assert run.stat("reserved_bytes.all.current").tolist() == [0] * 5
     assert run.segments[["total_size", "is_workspace"]].tolist() == [(4 * MIB, 1), (2 * MIB, 1)]
+    assert run.blocks[["size", "requested_size", "state"]].tolist() == [(4 * MIB, 3 * MIB, 0), (2 * MIB, 100, 0)]
 
 
 def test_a_failed_workspace_refuses_all_up_to_its_size_until_emptied(npu: EmulatedNpu) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch_npu
 
-from hbmtwin.validation.emulated.records import BLOCK, ENTRY, SEGMENT, Table
+from hbmtwin.validation.emulated.records import BLOCK, BLOCK_STATES, ENTRY, SEGMENT, Table
 
 C: Any = torch_npu._C
+
+Row = tuple[int, ...]
 
 
 def stat_names() -> list[str]:
@@ -29,7 +31,9 @@ class Probe:
     def __init__(self, library: ctypes.CDLL, streams: list[int], *, workspaces: bool) -> None:
         self._library = library
         self._streams = streams
-        self._workspaces: list[tuple[int, ...]] | None = [] if workspaces else None
+        self._has_workspaces = workspaces
+        self._workspaces: list[Row] = []
+        self._workspace_blocks: list[Row] = []
         library.hbmtwin_read_stats.argtypes = [ctypes.c_void_p]
         library.hbmtwin_take_snapshot.restype = ctypes.c_size_t
         library.hbmtwin_table.restype = ctypes.c_void_p
@@ -45,18 +49,25 @@ class Probe:
     def take_snapshot(self, operation: int) -> None:
         """Collect all segments and blocks as they stand. O(blocks)."""
         segments = self._library.hbmtwin_take_snapshot()
-        if self._workspaces is not None:
+        if self._has_workspaces:
             # Only torch_npu's Python tells these; they stand behind the segments.
             for workspace in C._npu_memorySnapshot(None)["segments"][segments:]:
-                address, size = workspace["address"], workspace["total_size"]
-                self._workspaces.append((operation, address, size, 0, 0, 0, workspace["stream"], 0, 1, 0, 1))
+                self._add_workspace(operation, workspace)
+
+    def _add_workspace(self, operation: int, workspace: dict[str, Any]) -> None:
+        start, size = workspace["address"], workspace["total_size"]
+        sizes = (workspace["allocated_size"], workspace["active_size"], workspace["requested_size"])
+        self._workspaces.append((operation, start, size, *sizes, workspace["stream"], 0, 1, 0, 1))
+        for block in workspace["blocks"]:
+            state = BLOCK_STATES.index(block["state"])
+            row = (operation, start, block["address"], block["size"], block["requested_size"], state)
+            self._workspace_blocks.append(row)
 
     def tables(self) -> tuple[Table, Table, Table]:
         """Segments, blocks and entries that were collected, with streams by index."""
         segments, blocks, entries = (self._table(*table) for table in enumerate((SEGMENT, BLOCK, ENTRY)))
-        if self._workspaces:
-            both = np.concatenate([segments, np.array(self._workspaces, SEGMENT)])
-            segments = both[np.argsort(both["operation"], kind="stable")]
+        segments = _with(segments, self._workspaces)
+        blocks = _with(blocks, self._workspace_blocks)
         for table in (segments, entries):
             replace_handles(table["stream"], self._streams)
         return segments, blocks, entries
@@ -73,6 +84,12 @@ def replace_handles(column: np.ndarray, streams: list[int]) -> None:
     by_handle = {handle: index for index, handle in enumerate(streams)}
     handles, which = np.unique(column, return_inverse=True)
     column[:] = np.array([by_handle.get(handle, -1) for handle in handles.tolist()], np.int64)[which]
+
+
+def _with(table: Table, rows: list[Row]) -> Table:
+    """The rows behind those of the same operation."""
+    both = np.concatenate([table, np.array(rows, table.dtype)])
+    return both[np.argsort(both["operation"], kind="stable")]
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> list[tuple[str, int]]:

@@ -29,7 +29,7 @@ SEGMENT = _columns(
     " is_workspace"
 )
 """``pool`` is n of torch's id (0, n), 0 for the default pools; ``is_workspace``: a block of the workspace
-allocator (behind the others; no row in BLOCK)."""
+allocator, which stands behind the others, with address 0 where its driver call failed."""
 BLOCK_STATES = ("inactive", "active_allocated", "active_pending_free")
 BLOCK = _columns("operation segment address size requested_size state")
 """``segment`` is the address of its segment; ``state`` is an index into BLOCK_STATES."""
