@@ -131,7 +131,7 @@ class CachingAllocator(CachingPolicy):
 
     def memory_snapshot(self) -> list[dict[str, Any]]:
         """``memory_snapshot()``: torch's segments and blocks, torch_npu's workspaces behind them. O(n log n)."""
-        return memory_snapshot(self._all_blocks(), self._workspace.blocks)
+        return memory_snapshot(self._all_blocks() if self._uncached is None else (), self._workspace.blocks)
 
     # -- private pools ---------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ def preempted(size: int) -> str:
 def workspace(size: int, *, total: int, free: int) -> str:
     """The workspace allocator failed to give *size* bytes."""
     return (
-        f"NPU out of memory. Tried to allocate {format_size(size)} (NPU 0; {format_size(total)} total capacity; "
-        f"{format_size(free)} free). If you want to reduce memory usage, take a try to set the environment variable "
-        "TASK_QUEUE_ENABLE=1."
+        f"NPU out of memory. NPUWorkspaceAllocator tried to allocate {format_size(size)}(NPU 0; {format_size(total)} "
+        f"total capacity; {format_size(free)} free). If you want to reduce memory usage, take a try to set the "
+        "environment variable TASK_QUEUE_ENABLE=1."
     )

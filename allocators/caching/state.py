@@ -90,6 +90,7 @@ class CachingState(BlockAllocator[Block]):
         free, capacity = self.driver.mem_info()
         limit_left = None if cap is None else max(0, cap - reserved)
         driver_free = free if limit_left is None else min(free, limit_left)
+        largest = max(driver_free, self._largest_free())
         return OomFacts(
             allocator="caching",
             asked_bytes=size,
@@ -102,24 +103,26 @@ class CachingState(BlockAllocator[Block]):
             reserved_bytes=reserved,
             allocated_bytes=self.grid.total(ALLOCATED_BYTES),
             requested_bytes=sum(self._requested_by_tag),
-            largest_free_bytes=max(driver_free, self._largest_free()),
+            largest_free_bytes=largest,
             cached_free_bytes=reserved - active,
             driver_free_bytes=driver_free,
-            rule=rule
-            or barring_rule(
-                self._pool(rounded).home(stream),
-                self._free_lists(),
-                need=rounded,
-                allocation_size=self._allocation_size(rounded),
-                driver_free=free,
-                limit_left=limit_left,
-                expandable=self.conf.expandable_segments,
-                max_split_size=self.conf.max_split_size,
-            ),
+            rule=rule if rule and largest >= rounded else self._barring_rule(rounded, stream, free, limit_left),
             weights_bytes=self._weights_bytes(),
             owner_bytes=self._owner_bytes(owner),
             tenants_bytes=self.driver.tenants_bytes,
             pending_bytes=active - self.grid.total(ALLOCATED_BYTES),
+        )
+
+    def _barring_rule(self, rounded: int, stream: int, driver_free: int, limit_left: int | None) -> str:
+        return barring_rule(
+            self._pool(rounded).home(stream),
+            self._free_lists(),
+            need=rounded,
+            allocation_size=self._allocation_size(rounded),
+            driver_free=driver_free,
+            limit_left=limit_left,
+            expandable=self.conf.expandable_segments,
+            max_split_size=self.conf.max_split_size,
         )
 
     # -- what is there ---------------------------------------------------------------------------------------------

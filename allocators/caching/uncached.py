@@ -1,6 +1,6 @@
 """Caching off (``PYTORCH_NO_NPU_MEMORY_CACHING=1``): each tensor is a driver call of its own.
 
-It is freed at once, after the device has stopped; none of the statistics move.
+It is freed at once, after the device has stopped; none of the statistics move, and snapshots show nothing.
 """
 
 from __future__ import annotations
