@@ -18,11 +18,11 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
-THRESHOLDS: Final = (512, 4 * KIB, 1 * MIB, 2 * MIB, 4 * MIB, 10 * MIB, 12 * MIB, 20 * MIB, 22 * MIB)
-"""Sizes at which a rule changes, beside those that a configuration sets."""
+THRESHOLDS: Final = (512, 4 * KIB, *(m * MIB for m in (1, 2, 4, 10, 11, 12, 19, 20, 22)))
+"""Sizes at which a rule changes, beside those that a configuration sets; 11 and 19 leave just 1 MiB of a segment."""
 NEARBY: Final = (-513, -512, -481, -33, -32, -31, -1, 0, 1, 31, 32, 480, 481, 512, 513)
 WAVE: Final = 400
-"""Operations between two choices of how full the device shall be."""
+"""Operations between two choices of how full the device shall be; half way through there is a storm of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Traffic:
     streams: int = 1
     pressure: float = 1.0
     """Bytes kept alive at the fullest, as a share of the capacity."""
-    greed: float = 0.09
-    """Share of requests for a large piece that is given back soon; on a full device most of them fail."""
+    greed: int = 30
+    """Requests of up to the whole device that are made in each storm, as a server makes that tries again and again."""
     weights: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({"empty_cache": 2}))
     texts: tuple[str, ...] = ()
     """What ``set_conf`` sets in mid-run."""
@@ -90,6 +90,7 @@ class _Made:
         """id, size, stream, pool."""
         self.live_bytes = 0
         self.wanted_bytes = 0
+        self.storm = 0
         self.transients: list[int] = []
         self.popular = [self.new_size() for _ in range(12)]
         self.scopes: list[str] = []
@@ -110,7 +111,7 @@ class _Made:
     def new_size(self) -> int:
         largest = self.c.capacity_bytes // 3
         kind = self.chance.random()
-        if kind < 0.4:
+        if kind < 0.25:
             size = self.chance.choice(self.traffic.thresholds) + self.chance.choice(NEARBY)
         else:
             size = int(2 ** self.chance.uniform(6, largest.bit_length() - 4))
@@ -124,13 +125,16 @@ class _Made:
             self.wanted_bytes = int(self.c.capacity_bytes * self.traffic.pressure * self.chance.uniform(0.4, 1))
         self.count += 1
         full = self.live_bytes / self.wanted_bytes
+        if self.count % WAVE == WAVE // 2:
+            self.storm = self.traffic.greed
         if self.transients and self.chance.random() < 0.4:
             yield MemoryOp("free", self.transients.pop(self.chance.randrange(len(self.transients))))
             return
-        if self.chance.random() < self.traffic.greed:
+        if self.storm and self.chance.random() < 0.7:
+            self.storm -= 1
             self.transients.append(self.next_id)
             self.next_id += 1
-            size = self.chance.randrange(self.c.capacity_bytes // 16, self.c.capacity_bytes // 2)
+            size = self.chance.randrange(self.c.capacity_bytes // 8, self.c.capacity_bytes)
             yield MemoryOp("malloc", self.transients[-1], size, self.stream())
             return
         if not self.live or self.chance.random() < 0.5 + 0.45 * max(-1.0, min(1.0, 4 * (1 - full))):
@@ -277,6 +281,8 @@ GROWTHS: Final[Mapping[str, Callable[[int], int]]] = {
 
 # -- the configurations ----------------------------------------------------------------------------------------------
 
+_WHOLE = tuple(range(10 * MIB, 48 * MIB, 2 * MIB))
+"""Requests of about these sizes leave nothing over: unsplit free segments, which garbage collection looks at."""
 _EVENTS = {"record_stream": 200, "event_complete": 120, "synchronize": 4, "empty_cache": 2}
 _ERASED = {**_EVENTS, "erase_stream": 40}
 _POOLS = {"pools": 25, "empty_cache": 4}
@@ -314,14 +320,25 @@ CONFIGURATIONS: Final = (
         "large_segment_size_mb:33,max_split_size_mb:36,max_non_split_rounding_mb:40",
         Traffic(thresholds=_near(33, 36)),
     ),
-    Configuration("gc and fraction", "garbage_collection_threshold:0.4,per_process_memory_fraction:0.75"),
+    Configuration(
+        "gc and fraction",
+        "garbage_collection_threshold:0.4,per_process_memory_fraction:0.75",
+        Traffic(thresholds=_WHOLE),
+        capacity_bytes=1 * GIB,
+    ),
+    Configuration(
+        "gc and fraction, three streams",
+        "garbage_collection_threshold:0.7,per_process_memory_fraction:0.9",
+        Traffic(streams=3, thresholds=_WHOLE),
+        capacity_bytes=2 * GIB,
+    ),
     Configuration("gc without a cap", "garbage_collection_threshold:0.4"),
     Configuration(
         "gc and max_split",
         "garbage_collection_threshold:0.6,max_split_size_mb:25,per_process_memory_fraction:0.8",
         Traffic(thresholds=_near(25)),
     ),
-    Configuration("fraction", "per_process_memory_fraction:0.5", Traffic(greed=0.05, pressure=0.6)),
+    Configuration("fraction", "per_process_memory_fraction:0.5", Traffic(greed=20, pressure=0.6)),
     Configuration("preemptive refusal", "throw_on_npumalloc_oom:True"),
     Configuration("preemptive refusal and fraction", "throw_on_npumalloc_oom:True,per_process_memory_fraction:0.8"),
     Configuration("expandable", _EXPANDABLE),
@@ -359,26 +376,24 @@ CONFIGURATIONS: Final = (
         f"multi_stream_lazy_reclaim:True,{_EXPANDABLE}",
         Traffic(streams=3, weights=_EVENTS),
     ),
-    Configuration("pools", traffic=Traffic(greed=0.03, weights=_POOLS)),
+    Configuration("pools", traffic=Traffic(greed=0, weights=_POOLS)),
     Configuration(
         "pools with options",
-        traffic=Traffic(greed=0.02, pressure=0.9, weights=_POOLS, pool_flags=("", "use_on_oom", "no_split")),
+        traffic=Traffic(greed=0, pressure=0.9, weights=_POOLS, pool_flags=("", "use_on_oom", "no_split")),
     ),
     Configuration(
         "pools and events",
         traffic=Traffic(
-            streams=3, greed=0.06, weights={**_ERASED, **_POOLS}, pool_flags=("", "use_on_oom", "use_on_oom|no_split")
+            streams=3, greed=15, weights={**_ERASED, **_POOLS}, pool_flags=("", "use_on_oom", "use_on_oom|no_split")
         ),
     ),
     Configuration(
         "pools, max_split and gc",
         "max_split_size_mb:32,garbage_collection_threshold:0.5,per_process_memory_fraction:0.8",
-        Traffic(
-            greed=0.02, pressure=0.8, weights=_POOLS, pool_flags=("", "use_on_oom", "no_split"), thresholds=_near(32)
-        ),
+        Traffic(greed=0, pressure=0.8, weights=_POOLS, pool_flags=("", "use_on_oom", "no_split"), thresholds=_near(32)),
     ),
     Configuration(
-        "pools and expandable", _EXPANDABLE, Traffic(greed=0.02, pressure=0.9, weights=_POOLS, dead_pools_only=True)
+        "pools and expandable", _EXPANDABLE, Traffic(greed=0, pressure=0.9, weights=_POOLS, dead_pools_only=True)
     ),
     Configuration("workspace", traffic=Traffic(streams=2, weights={"workspace": 60, "empty_cache": 4})),
     Configuration(
@@ -391,8 +406,9 @@ CONFIGURATIONS: Final = (
     Configuration(
         "settings in mid-run",
         traffic=Traffic(
-            weights={"set_conf": 8, "empty_cache": 2},
+            weights={"set_conf": 12, "empty_cache": 2},
             texts=(
+                _EXPANDABLE,
                 _EXPANDABLE,
                 "expandable_segments:False",
                 "throw_on_npumalloc_oom:True",
@@ -420,7 +436,7 @@ CONFIGURATIONS: Final = (
         "max_split_size_mb:32,garbage_collection_threshold:0.5,roundup_power2_divisions:[4:2,16:4]",
         Traffic(
             streams=3,
-            greed=0.03,
+            greed=0,
             pressure=0.8,
             weights={
                 **_ERASED,
