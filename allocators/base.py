@@ -13,7 +13,14 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from hbmtwin.allocators.contract import Driver, Observer
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import AllocatorUsage, Segment, Tag, Work
-from hbmtwin.allocators.stats import ACTIVE_BYTES, ALLOCATED_BYTES, RESERVED_BYTES, UNLIMITED, StatsGrid
+from hbmtwin.allocators.stats import (
+    ACTIVE_BYTES,
+    ALLOCATED_BYTES,
+    REQUESTED_BYTES,
+    RESERVED_BYTES,
+    UNLIMITED,
+    StatsGrid,
+)
 
 
 class Placed(Protocol):
@@ -131,7 +138,7 @@ class BlockAllocator(ABC, Generic[PlacedT]):
         return AllocatorUsage(
             reserved=grid.total(RESERVED_BYTES),
             allocated=allocated,
-            requested=sum(self._requested_by_tag),
+            requested=grid.total(REQUESTED_BYTES),
             pending=grid.total(ACTIVE_BYTES) - allocated,
             pool_free=largest if "region" in self.features else 0,
             largest_free=largest,

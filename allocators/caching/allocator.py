@@ -186,12 +186,16 @@ class CachingAllocator(CachingPolicy):
     # -- what is there ---------------------------------------------------------------------------------------------
 
     def usage(self) -> AllocatorUsage:
-        """The books, kept incrementally; without caching counted. O(number of tags and free lists)."""
+        """The books, kept incrementally; without caching counted. O(number of tags, free lists and waiting blocks)."""
         usage = super().usage()
-        if self._uncached is None:
-            return usage
-        held = sum(block.size for block in self._live.values())
-        return usage._replace(reserved=held, allocated=held)
+        if self._uncached is not None:
+            held = sum(block.size for block in self._live.values())
+            requested = sum(block.requested for block in self._live.values())
+            return usage._replace(reserved=held, allocated=held, requested=requested)
+        if self._waiting:
+            waiting = sum(block.requested for block in self._waiting)
+            return usage._replace(requested=usage.requested - waiting)
+        return usage
 
     def walk(self) -> Iterator[Segment]:
         """Segments in address order, each with its blocks; of an expandable one each mapped run. O(n log n)."""
