@@ -50,6 +50,34 @@ def test_no_number_differs_at_any_operation(npu: EmulatedNpu, group: int) -> Non
     assert 0.05 <= sum(done.ooms for done in report.cases) / report.operations <= 0.10
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("expandable_segments:True,max_split_size_mb:40",),
+        ("expandable_segments:True,max_split_size_mb:40", "max_split_size_mb:40"),
+        ("expandable_segments:True,max_split_size_mb:40", "expandable_segments:False,max_split_size_mb:40"),
+        ("max_split_size_mb:30,expandable_segments:maybe",),
+        ("expandable_segments:maybe,max_split_size_mb:30",),
+        ("max_split_size_mb:30,colour:blue",),
+        ("max_split_size_mb:30,base_addr_aligned_kb:0",),
+        ("throw_on_npumalloc_oom:maybe,max_split_size_mb:30",),
+        ("throw_on_npumalloc_oom:True,per_process_memory_fraction:0.5,max_split_size_mb:x",),
+        ("per_process_memory_fraction:0.5,throw_on_npumalloc_oom:True,per_process_memory_fraction:2",),
+        ("max_split_size_mb:30,max_non_split_rounding_mb:25", "release_lock_on_npumalloc:True"),
+        ("max_split_size_mb:30,max_non_split_rounding_mb:50", ""),
+        ("max_split_size_mb",),
+        ("max_split_size_mb,30",),
+    ],
+)
+def test_what_a_setting_leaves_behind_refused_or_not(npu: EmulatedNpu, texts: tuple[str, ...]) -> None:
+    traffic = configuration("max_split").trace(600)
+    ops = [*(MemoryOp("set_conf", arg=text) for text in texts), *traffic]
+    # Large enough that nothing must be released: some of these leave what the real one cannot release safely.
+    start = NpuSettings(8 << 30, alloc_conf="roundup_power2_divisions:4,garbage_collection_threshold:0.3")
+    one = Case("settings", ops, start)
+    assert validate([one], EmulatedBackend(npu)).differing == ()
+
+
 # -- planted bugs ------------------------------------------------------------------------------------------------------
 
 
