@@ -55,6 +55,8 @@ class CachingAllocator(CachingPolicy):
         self._observe("record_stream", handle, stream=stream)
         if self._uncached is None and (self.rules.own_stream_counts or same_stream(stream) != block.stream):
             self._events.record_stream(block, stream)
+            if self._capturing:
+                self._captured_uses.setdefault(block, set()).add(stream)
 
     def erase_stream(self, handle: int, stream: int, current_stream: int) -> None:
         """torch_npu: *stream* is done with a tensor (a collective was waited for).
@@ -158,6 +160,8 @@ class CachingAllocator(CachingPolicy):
         """
         pool = self._pools.delete(name)
         self._observe("mempool_delete", pool.number)
+        if pool.use_count:
+            return
         if self.rules.synchronizes_device:
             self._segments.synchronize_device()
         self.grid.num_sync_all_streams += 1

@@ -9,7 +9,7 @@ of a device: a queue per stream, added at its first event and removed when found
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from hbmtwin.allocators.caching.blocks import Block, same_stream
@@ -69,6 +69,15 @@ class EventTable:
         if block.stream_uses is not None:
             block.stream_uses.discard(key)
         self._queue(key)
+
+    def forget_uses(self, block: Block, streams: Iterable[int]) -> None:
+        """A capture is over, and with it the uses of a waiting block by *streams* that were recorded during it."""
+        over = {stream_key(self._flavour, stream) for stream in streams}
+        left = HashOrder()
+        for key in block.stream_uses or ():
+            if key not in over:
+                left.add(key)
+        block.stream_uses = left
 
     # -- events ----------------------------------------------------------------------------------------------------
 

@@ -240,7 +240,11 @@ class CachingPolicy(CachingState):
 
     def _insert_deferred_events(self) -> None:
         for block in self._deferred:
+            if block in self._captured_uses:
+                self._events.forget_uses(block, self._captured_uses.pop(block))
             self._events.insert(block)
+            if block.event_count == 0:
+                self._free_completed(block)
         self._deferred.clear()
 
     # -- release ---------------------------------------------------------------------------------------------------

@@ -59,16 +59,19 @@ class PrivatePools:
         """Numbers of pools that serve others' requests before those fail."""
 
     def begin(self, name: str, *, use_on_oom: bool, no_split: bool) -> PrivatePool:
-        """Enter a pool, made at its first mention. Raise RuntimeError if it is entered already, or dead."""
+        """Enter a pool, made at its first mention. Raise RuntimeError if it is dead, or entered already.
+
+        The failure to enter it twice is counted as a use all the same, as in torch: the pool is never released then.
+        """
         if name not in self._names:
             pool = PrivatePool(name, len(self._names) + 1, no_split=no_split)
             self._names[name] = self.by_number[pool.number] = pool
             if use_on_oom:
                 self._on_oom.add(pool.number)
         pool = self._alive(name)
+        pool.use_count += 1
         if pool in self.scopes:
             raise RuntimeError(f"already recording to mempool_id {pool.id}: pool {name!r} is entered; end it first")
-        pool.use_count += 1
         self.scopes.append(pool)
         return pool
 
@@ -82,14 +85,15 @@ class PrivatePools:
         return pool
 
     def delete(self, name: str) -> PrivatePool:
-        """The pool's object dies; its memory may be released. Raise RuntimeError while the pool is entered."""
+        """The pool's object dies; unused, its memory may be released. Raise RuntimeError while the pool is entered."""
         pool = self._alive(name)
         if pool in self.scopes:
             raise RuntimeError(f"pool {name!r} is entered; end its scope before the object dies")
         pool.use_count -= 1
         self._names[name] = None
         self._on_oom.discard(pool.number)
-        self.freeable.add(pool.number)
+        if pool.use_count == 0:
+            self.freeable.add(pool.number)
         return pool
 
     def on_oom(self) -> list[PrivatePool]:

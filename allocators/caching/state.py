@@ -43,6 +43,8 @@ class CachingState(BlockAllocator[Block]):
         """Freed, and in use by some stream, in the order of the frees."""
         self._deferred: list[Block] = []
         """Waiting blocks whose events are recorded when no capture is under way any more."""
+        self._captured_uses: dict[Block, set[int]] = {}
+        """Streams that were recorded during a capture; their work is over when the capture is."""
         self._cap = config.limit_bytes
         if self.conf.per_process_memory_fraction < 1:
             cap = int(self.conf.per_process_memory_fraction * driver.mem_info()[1])

@@ -73,6 +73,20 @@ def test_words_that_make_no_sense_are_refused() -> None:
         a.mempool_delete("q")
 
 
+def test_entering_twice_fails_and_counts_so_that_the_pool_is_never_released() -> None:
+    a = make()
+    (free,) = inside(a, "p", 12)
+    a.free(free)
+    a.mempool_begin("p")
+    with pytest.raises(RuntimeError, match="already recording"):
+        a.mempool_begin("p")
+    a.mempool_end("p")
+    a.mempool_delete("p")
+    a.empty_cache()
+    assert pools(a) == [(1, 14)]
+    assert a.stats()["num_sync_all_streams"] == 1, "of empty_cache"
+
+
 def test_no_split_gives_every_request_a_whole_segment() -> None:
     a = make()
     a.mempool_begin("whole", no_split=True)
@@ -197,18 +211,22 @@ def test_where_a_scope_counts_as_a_capture_nothing_is_reaped_or_released_inside(
     a.record_stream(waiting, 1)
     a.free(waiting)
     a.complete_events()
-    (late,) = inside(a, "p", 1.5)
-    assert a.stats()["active.all.current"] == 2, "the completed event was not looked at"
+    late, both = inside(a, "p", 1.5, 1.5)
+    assert a.stats()["active.all.current"] == 3, "the completed event was not looked at"
+    a.record_stream(both, 1)
     a.mempool_begin("p")
     a.record_stream(late, 1)
+    a.record_stream(both, 2)
     a.free(late)
+    a.free(both)
     with pytest.raises(OutOfMemory):
         mib(a, 30)
     assert a.stats()["num_alloc_retries"] == 0
     a.mempool_end("p")
     a.check()
+    assert a.stats()["active.all.current"] == 3
     mib(a, 3)
-    assert a.stats()["active.all.current"] == 2, "reaped; the event of the late one was recorded only now"
-    a.complete_events()
+    assert a.stats()["active.all.current"] == 2, "what was recorded in the scope is over; stream 1 still uses the other"
+    a.complete_events(1)
     mib(a, 0.1)
     assert a.stats()["active.all.current"] == 2
