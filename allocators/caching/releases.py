@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from hbmtwin.allocators.caching.conf import PINNED_LIMITS
 from hbmtwin.allocators.caching.sizes import NPU_PAD, Flavour
 from hbmtwin.allocators.stats import DEVICE_COUNTERS
 
@@ -86,7 +87,7 @@ def release_rules(flavour: Flavour, release: str | None, soc: str, cann: str) ->
         keeps_pages=False,
         closing_blank=False,
         absent_statistics=frozenset({"num_oom_rejections"}),
-        absent_keys=frozenset({"throw_on_cudamalloc_oom"}),
+        absent_keys=frozenset({"throw_on_cudamalloc_oom", *PINNED_LIMITS}),
         split_size_exclusive=False,
         page_size_1g_supported=False,
     )
@@ -98,12 +99,15 @@ def _npu_rules(product: tuple[int, int], torch: tuple[int, int], soc: str, cann:
     no_pad = product >= (26, 1) and soc.startswith("Ascend950") and _version(cann) >= (9, 1)
     absent: set[str] = set()
     for since, keys in (
-        (product >= (7, 3), ("segment_size_mb", "roundup_power2_divisions")),
-        (product >= (26, 0), ("multi_stream_lazy_reclaim", "pinned_mem_register")),
+        (product >= (7, 3), ("segment_size_mb", "roundup_power2_divisions", "pin_memory_expandable_segments")),
+        (
+            product >= (26, 0),
+            ("multi_stream_lazy_reclaim", "pinned_mem_register", "pinned_reserve_segment_size_mb"),
+        ),
         (product >= (26, 1) and torch >= (2, 10), ("per_process_memory_fraction",)),
         (shared_parser, ("large_segment_size_mb", "max_non_split_rounding_mb")),
         (product >= (26, 2), ("release_lock_on_npumalloc",)),
-        (newest, ("throw_on_npumalloc_oom", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb")),
+        (newest, ("throw_on_npumalloc_oom", *PINNED_LIMITS)),
     ):
         if not since:
             absent.update(keys)
