@@ -11,7 +11,6 @@ from hbmtwin.allocators.caching.config import CachingConfig
 from hbmtwin.allocators.caching.policy import CachingPolicy
 from hbmtwin.allocators.caching.segments import TraceObserver
 from hbmtwin.allocators.caching.snapshot import STATES, check_segments, mapped_runs, memory_snapshot
-from hbmtwin.allocators.contract import Driver
 from hbmtwin.allocators.records import AllocatorUsage, Segment, Tag
 from hbmtwin.allocators.records import Block as BlockView
 from hbmtwin.allocators.registry import device_allocators
@@ -31,9 +30,6 @@ class CachingAllocator(CachingPolicy):
     features: ClassVar[frozenset[str]] = frozenset(
         {"streams", "empty_cache", "statistics", "settings", "virtual_memory", "pools", "workspace"}
     )
-
-    def __init__(self, driver: Driver, config: CachingConfig) -> None:
-        super().__init__(driver, config)
 
     @property
     def trace_observer(self) -> TraceObserver | None:

@@ -19,12 +19,8 @@ import re
 from typing import Final, Literal
 
 from hbmtwin.allocators.caching.conf_text import ConfRuntimeError, ConfValueError, Tokens, double, size_t
-from hbmtwin.allocators.caching.sizes import KIB, LARGE_BUFFER, MIB, SLOTS, Flavour
+from hbmtwin.allocators.caching.sizes import EXTRA_LARGE_BUFFER, KIB, LARGE_BUFFER, MIB, SLOTS, Flavour
 from hbmtwin.allocators.stats import UNLIMITED
-
-GIB: Final = 1 << 30
-EXTRA_LARGE_BUFFER: Final = 1 * GIB
-"""Page and segment unit of the large pool under ``page_size:1g``."""
 
 PYTORCH_KEYS: Final = (
     "large_segment_size_mb",

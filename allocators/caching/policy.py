@@ -41,6 +41,7 @@ class CachingPolicy(CachingState):
     # -- malloc ----------------------------------------------------------------------------------------------------
 
     def _place(self, size: int, stream: int, tag: Tag, owner: int) -> Block:
+        """Reap events, round, choose a pool, find a block or get memory, align it, split it. Raise OutOfMemory."""
         if size >= self._ordinary_below:
             return self._place_uncached(size, stream, tag, owner)
         reaped = False
@@ -87,7 +88,7 @@ class CachingPolicy(CachingState):
     def _get_free_block(self, home: FreeBlocks, rounded: int) -> Block | None:
         """Best fit, lowest address among equals. Only that one candidate is held to the oversize rules."""
         if self._ages:
-            home.pool.searches += 1
+            home.pool.searches += 1  # every free block of the pool has become one search older
         keys = home.keys
         i = bisect_left(keys, rounded << ADDRESS_BITS)
         if i == len(keys):
@@ -141,6 +142,7 @@ class CachingPolicy(CachingState):
                 self._segments.synchronize_device()
                 self._workspace.empty_cache()
             self._release_cached_blocks()
+            # Blocks whose events were waited for just now are free, and torch does not look: pytorch#189504.
             if self.config.research_after_sync:
                 block = self._get_free_block(home, rounded)
             if block is None:
