@@ -95,11 +95,11 @@ class Backend(Protocol):
     against: str
     """What stands on the other side, in words."""
 
-    def refuses(self, case: Case) -> str:
-        """Why it cannot run a case; empty if it can."""
+    def refuses(self, ops: Sequence[MemoryOp], settings: NpuSettings) -> str:
+        """Why it cannot run a trace; empty if it can."""
         ...
 
-    def both(self, case: Case) -> tuple[RealRun, RealRun]:
+    def both(self, ops: Sequence[MemoryOp], settings: NpuSettings) -> tuple[RealRun, RealRun]:
         """Our run and the real one."""
         ...
 
@@ -117,14 +117,14 @@ class EmulatedBackend:
         self.ours = ours
         self.against = "torch_npu 2.13.0 on the emulated driver"
 
-    def refuses(self, case: Case) -> str:
+    def refuses(self, ops: Sequence[MemoryOp], settings: NpuSettings) -> str:
         """Nothing."""
         return ""
 
-    def both(self, case: Case) -> tuple[RealRun, RealRun]:
+    def both(self, ops: Sequence[MemoryOp], settings: NpuSettings) -> tuple[RealRun, RealRun]:
         """Our run and the real one, with its trace entries."""
-        real = self.npu.replay(case.ops, case.settings, entries=True)
-        return self.ours(case.ops, case.settings), real
+        real = self.npu.replay(ops, settings, entries=True)
+        return self.ours(ops, settings), real
 
 
 def made_up(operations: int = OPERATIONS, seed: int = 0) -> Iterator[Case]:
@@ -145,7 +145,7 @@ def validate(cases: Iterable[Case], backend: Backend, *, done: Callable[[CaseRep
     """Run both sides of each case and compare; *done* is called with each report as it comes."""
     reports, skipped = [], []
     for case in cases:
-        why_not = backend.refuses(case)
+        why_not = backend.refuses(case.ops, case.settings)
         if why_not:
             skipped.append((case.name, why_not))
             continue
@@ -157,7 +157,7 @@ def validate(cases: Iterable[Case], backend: Backend, *, done: Callable[[CaseRep
 
 
 def _report(case: Case, backend: Backend) -> CaseReport:
-    ours, real = backend.both(case)
+    ours, real = backend.both(case.ops, case.settings)
     difference = first_difference(case.ops, ours, real, same_driver=backend.same_driver)
     if difference is not None and difference.operation >= 0:
         difference = _with_states(difference, case, backend)
@@ -173,8 +173,8 @@ def _report(case: Case, backend: Backend) -> CaseReport:
 def _with_states(difference: Difference, case: Case, backend: Backend) -> Difference:
     """Run both sides up to the difference, and past it, for what they held."""
     at = difference.operation
-    before = [segment_lines(run) for run in backend.both(replace(case, ops=case.ops[:at]))]
-    after = [segment_lines(run) for run in backend.both(replace(case, ops=case.ops[: at + 1]))]
+    before = [segment_lines(run) for run in backend.both(case.ops[:at], case.settings)]
+    after = [segment_lines(run) for run in backend.both(case.ops[: at + 1], case.settings)]
     return replace(difference, before_ours=before[0], before_real=before[1], after_ours=after[0], after_real=after[1])
 
 

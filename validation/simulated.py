@@ -37,12 +37,14 @@ def simulate(
     flavour: Flavour = "torch_npu",
     release: str | None = None,
     driver: HbmDriver | None = None,
+    events_complete_at_once: bool = False,
     allocator: type[CachingAllocator] = CachingAllocator,
 ) -> RealRun:
     """Do *ops* in order and tell what came of each, in the tables of a real run.
 
     Without a *driver* it gets an empty one of the size that *settings* say. Statistics and entries are taken after
-    every operation, segments and blocks after the last. Raise UnsafeState where the real one breaks its own memory.
+    every operation, segments and blocks after the last. With *events_complete_at_once* every event is complete after
+    the operation that recorded it. Raise UnsafeState where the real one breaks its own memory.
     """
     if driver is None:
         driver = HbmDriver(settings.capacity_bytes, tenants_bytes=settings.tenants_bytes)
@@ -81,6 +83,8 @@ def simulate(
             errors[index] = RealError(*result.error.split(": ", 1))
         stats[index] = list(side.stats().values())
         index += 1
+        if events_complete_at_once:
+            side.complete_events()
     segments, blocks = _snapshot(side, len(ops) - 1)
     return RealRun(
         stat_names=tuple(first),

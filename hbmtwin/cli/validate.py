@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import typer
 from rich.console import Console
@@ -12,8 +13,11 @@ from rich.markup import escape
 
 from hbmtwin.cli.progress import progress_of_comparison
 from hbmtwin.validation.allocator import Backend, CaseReport, EmulatedBackend, Report, from_files, made_up, validate
+from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable
 from hbmtwin.validation.emulated import EmulatedNpu, EmulatorUnavailable, NpuSettings, WorkerDied
 from hbmtwin.validation.traffic import CONFIGURATIONS
+
+BackendName = Literal["emulated", "npu", "cuda"]
 
 
 class Unavailable(typer.TyperException):
@@ -23,7 +27,7 @@ class Unavailable(typer.TyperException):
 
 
 def validate_allocator(
-    traces: Sequence[Path], backend: str, settings: NpuSettings, operations: int, seed: int
+    traces: Sequence[Path], backend: BackendName, settings: NpuSettings, operations: int, seed: int
 ) -> Report:
     """Compare on trace files, or on made-up traces where none is given. Raise Unavailable, WorkloadError."""
     cases = from_files(traces, settings) if traces else made_up(operations, seed)
@@ -32,12 +36,14 @@ def validate_allocator(
         try:
             real = _open(backend, opened)
             return validate(cases, real, done=lambda report: finished(report.name))
-        except (EmulatorUnavailable, WorkerDied) as error:
+        except (EmulatorUnavailable, DeviceUnavailable, WorkerDied) as error:
             raise Unavailable(str(error)) from None
 
 
-def _open(backend: str, opened: ExitStack) -> Backend:
-    return EmulatedBackend(opened.enter_context(EmulatedNpu()))
+def _open(backend: BackendName, opened: ExitStack) -> Backend:
+    if backend == "emulated":
+        return EmulatedBackend(opened.enter_context(EmulatedNpu()))
+    return DeviceBackend(backend)
 
 
 def print_report(console: Console, report: Report, wall_s: float) -> None:
