@@ -166,6 +166,11 @@ class StatsGrid:
             if n > self.all_peak[INACTIVE_SPLIT_BYTES]:
                 self.all_peak[INACTIVE_SPLIT_BYTES] = n
 
+    def shrink_split(self, pool: int, size: int) -> None:
+        """A free piece of a split segment lost *size* bytes: ``inactive_split(pool, 0, -size)``, at half the price."""
+        self.current[pool][INACTIVE_SPLIT_BYTES] -= size
+        self.freed[pool][INACTIVE_SPLIT_BYTES] += size
+
     def segment_alloc(self, pool: int, size: int) -> None:
         """The driver gave a segment."""
         self.num_device_alloc += 1

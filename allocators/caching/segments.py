@@ -113,7 +113,7 @@ class Segments:
         home.put(block)
         if block.expandable is None:
             if was_split:
-                self.grid.inactive_split(home.kind, 0, -size)
+                self.grid.shrink_split(home.kind, size)
             else:
                 self.grid.inactive_split(home.kind, 1, block.size)
         return low
