@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hbmtwin.allocators.caching import ConfError
+from hbmtwin.allocators.caching import ConfError, UnsafeState
 from hbmtwin.allocators.contract import DeviceAllocator, Driver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import Tag
@@ -97,7 +97,8 @@ def replay(ops: Iterable[MemoryOp], allocator: DeviceAllocator, driver: Driver) 
     """Carry out each operation; yield what it got before the next is begun, so that the books can be read between.
 
     Operations on an id that owns nothing (its malloc failed, or asked for 0 bytes, or it was freed) do nothing. Raise
-    ReplayError for an operation that the allocator lacks a feature for, and for an id that is used twice.
+    ReplayError for an operation that the allocator lacks a feature for, for an id that is used twice, and where the
+    real allocator would break its own memory.
     """
     verbs = _Verbs(allocator, driver)
     carry_out = verbs.by_name()
@@ -116,9 +117,11 @@ def replay(ops: Iterable[MemoryOp], allocator: DeviceAllocator, driver: Driver) 
             oom, error = True, shortage.torch_message
         except _Twice as twice:
             raise ReplayError(f"operation {index}, {op.op}: {twice}") from None
-        except (ConfError, ValueError, RuntimeError) as refusal:
+        except UnsafeState as unsafe:
+            raise ReplayError(f"operation {index}, {op.op}: {unsafe}") from None
+        except (ValueError, RuntimeError) as refusal:
             if op.op not in _REFUSABLE:
-                raise
+                raise ReplayError(f"operation {index}, {op.op}: {refusal}") from None
             kind = ValueError if isinstance(refusal, ValueError) else RuntimeError
             error = f"{kind.__name__}: {refusal}"
         yield OpResult(index, op.op, op.id, address, oom, error)

@@ -80,6 +80,13 @@ def test_without_the_real_one_it_says_what_to_do_and_exits_with_1(
     assert answer.err == "error: torch_npu is not installed; pip install 'hbmtwin[npu]'\n"
 
 
+@pytest.mark.parametrize("backend", ["cuda", "npu"])
+def test_without_a_device_it_names_what_needs_none(shell: Shell, trace: Path, backend: str) -> None:
+    answer = shell("validate", "allocator", trace, "--backend", backend)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.endswith("; --backend emulated needs no device\n")
+
+
 @pytest.mark.usefixtures("emulated")
 def test_a_trace_that_cannot_be_read(shell: Shell) -> None:
     answer = shell("validate", "allocator", "gone.csv")

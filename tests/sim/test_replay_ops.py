@@ -95,6 +95,65 @@ def test_what_an_allocator_lacks_is_refused_by_feature(op: MemoryOp, feature: st
         replayed([op], "pooled")
 
 
+def test_a_refused_setting_is_noted_and_the_replay_goes_on() -> None:
+    ops = [MemoryOp("set_conf", arg="page_size:1g"), MemoryOp("set_conf", arg="max_split_size_mb:x")]
+    first, second, third = replayed([*ops, MemoryOp("malloc", 0, 512, 0)])
+    assert first.error.startswith("ValueError: _set_allocator_settings() unsupported setting: page_size")
+    assert second.error.startswith("RuntimeError: stoull")
+    assert (third.address is None, third.error) == (False, "")
+    tally = Tally()
+    list(tally.count([first, second, third]))
+    assert (tally.errors, tally.first_error) == (2, f"operation 0, set_conf: {first.error}")
+
+
+def test_where_the_real_one_would_break_its_memory_the_replay_stops() -> None:
+    ops = [
+        MemoryOp("malloc", 0, 60 * MIB, 0),
+        MemoryOp("free", 0),
+        MemoryOp("malloc", 1, 10 * MIB, 0),
+        MemoryOp("set_conf", arg="max_split_size_mb:20"),
+        MemoryOp("malloc", 2, 70 * MIB, 0),
+    ]
+    with pytest.raises(ReplayError, match=r"operation 4, malloc: .*frees a segment under its live tensors"):
+        replayed(ops, capacity=100 * MIB)
+
+
+def test_what_only_torch_npu_has_is_refused_for_cuda() -> None:
+    with pytest.raises(ReplayError, match=r"operation 0, workspace: .*torch_cuda has none"):
+        replayed([MemoryOp("workspace", None, 512, 0)], flavour="torch_cuda")
+
+
+def test_streams_pools_workspaces_and_fractions_replay_as_well() -> None:
+    ops = [
+        MemoryOp("mempool_begin", "graphs", arg="no_split"),
+        MemoryOp("malloc", 0, 100, 0),
+        MemoryOp("mempool_end", "graphs"),
+        MemoryOp("malloc", 1, 100, 1),
+        MemoryOp("record_stream", 1, stream=2),
+        MemoryOp("erase_stream", 1, stream=2, arg="1"),
+        MemoryOp("record_stream", 1, stream=2),
+        MemoryOp("free", 1),
+        MemoryOp("event_complete", stream=2, arg="1"),
+        MemoryOp("workspace", None, 3 * MIB, 0),
+        MemoryOp("set_fraction", arg="0.1"),
+        MemoryOp("malloc", 2, 3 * MIB, 0),
+        MemoryOp("synchronize"),
+        MemoryOp("reset_peak"),
+        MemoryOp("reset_accumulated"),
+        MemoryOp("free", 0),
+        MemoryOp("mempool_delete", "graphs"),
+        MemoryOp("empty_cache"),
+    ]
+    driver = HbmDriver(100 * MIB)
+    allocator = make_allocator("caching", driver, {})
+    results = list(replay(ops, allocator, driver))
+    assert [r.index for r in results if r.oom] == [11]
+    assert [r.error for r in results if r.error and not r.oom] == []
+    assert results[9].address is not None
+    assert allocator.stats()["reserved_bytes.all.current"] == 0
+    assert driver.used_bytes == 0
+
+
 def test_every_device_allocator_replays_and_frees_all() -> None:
     for name, _ in device_allocators:
         ops = [op for op in SHORTAGE if op.op in ("malloc", "free")] + [MemoryOp("free", 0)]

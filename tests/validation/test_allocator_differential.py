@@ -151,6 +151,28 @@ class ReapsByIndex(CachingAllocator):
             self._free_completed(block)
 
 
+class RollsBack(CachingAllocator):
+    """Takes a refused setting back."""
+
+    def set_allocator_settings(self, text: str) -> None:
+        before = vars(self.conf).copy()
+        try:
+            super().set_allocator_settings(text)
+        except (ValueError, RuntimeError):
+            vars(self.conf).update(before)
+            raise
+
+
+def test_a_setting_rolled_back_is_caught(npu: EmulatedNpu) -> None:
+    def ours(ops: Sequence[MemoryOp], settings: NpuSettings) -> RealRun:
+        return simulate(ops, settings, allocator=RollsBack)
+
+    ops = [MemoryOp("set_conf", arg="expandable_segments:True,max_split_size_mb:40"), MemoryOp("malloc", 0, 512, 0)]
+    difference = first_of(validate([Case("rolled back", ops, NpuSettings())], EmulatedBackend(npu, ours)))
+    assert difference.operation == 1
+    assert "segment.all.current" in names(difference)
+
+
 class CountsRefusalsLate(CachingAllocator):
     """Does not count a retry that the cap refuses."""
 

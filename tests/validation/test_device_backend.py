@@ -59,7 +59,7 @@ def test_it_says_what_it_found(ascend: DeviceBackend) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["default", "expandable, three streams", "gc and max_split", "events on three streams", "fraction in mid-run"],
+    ["gc and max_split", "events and expandable", "fraction in mid-run"],
 )
 def test_no_difference_under_a_cap(ascend: DeviceBackend, name: str) -> None:
     report = validate([case(name)], ascend)
