@@ -18,6 +18,7 @@ from hbmtwin.allocators.contract import DeviceAllocator, Driver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import device_allocators
+from hbmtwin.allocators.stats import ACTIVE_BYTES, ALLOCATED_BYTES, REQUESTED_BYTES, RESERVED_BYTES, StatsGrid
 from hbmtwin.workloads.memory_trace import POOL_FLAGS, MemoryOp
 
 FEATURES: Final[Mapping[str, str]] = {
@@ -37,16 +38,14 @@ FEATURES: Final[Mapping[str, str]] = {
     "workspace": "workspace",
 }
 """The feature that an allocator must offer for an operation; those that are missing need none."""
-PER_OP_STATISTICS: Final = {
-    "reserved_bytes": "reserved_bytes.all.current",
-    "allocated_bytes": "allocated_bytes.all.current",
-    "requested_bytes": "requested_bytes.all.current",
-    "active_bytes": "active_bytes.all.current",
-    "num_device_alloc": "num_device_alloc",
-    "num_device_free": "num_device_free",
-    "num_alloc_retries": "num_alloc_retries",
+_BYTES: Final = {
+    "reserved_bytes": RESERVED_BYTES,
+    "allocated_bytes": ALLOCATED_BYTES,
+    "requested_bytes": REQUESTED_BYTES,
+    "active_bytes": ACTIVE_BYTES,
 }
-PER_OP: Final = ("index", "op", "id", "address", *PER_OP_STATISTICS, "oom")
+_COUNTERS: Final = ("num_device_alloc", "num_device_free", "num_alloc_retries")
+PER_OP: Final = ("index", "op", "id", "address", *_BYTES, *_COUNTERS, "oom")
 """Columns of the table with one row per operation."""
 _TAGS: Final = {tag.name.lower(): tag for tag in Tag}
 
@@ -228,17 +227,29 @@ class Tally:
 
 
 def per_op_rows(results: Iterable[OpResult], allocator: DeviceAllocator) -> Iterator[tuple[Any, ...]]:
-    """A row of :data:`PER_OP` for each result; addresses are offsets from the first one that was given.
-
-    O(number of statistics) an operation.
-    """
+    """A row of :data:`PER_OP` for each result; addresses are offsets from the first one that was given."""
+    books = _books(allocator)
     first: int | None = None
     for r in results:
         if first is None:
             first = r.address
         offset = None if r.address is None or first is None else r.address - first
+        yield (r.index, r.op, r.id, offset, *books(), int(r.oom))
+
+
+def _books(allocator: DeviceAllocator) -> Callable[[], tuple[int, ...]]:
+    """What reads the bytes and counters of a row: from the grid where there is one, since all statistics cost more."""
+    grid = getattr(allocator, "grid", None)
+    if isinstance(grid, StatsGrid):
+        rows = tuple(_BYTES.values())
+        return lambda: (*map(grid.total, rows), grid.num_device_alloc, grid.num_device_free, grid.num_alloc_retries)
+    keys = (*(f"{name}.all.current" for name in _BYTES), *_COUNTERS)
+
+    def from_statistics() -> tuple[int, ...]:
         stats = allocator.stats()
-        yield (r.index, r.op, r.id, offset, *(stats[key] for key in PER_OP_STATISTICS.values()), int(r.oom))
+        return tuple(stats[key] for key in keys)
+
+    return from_statistics
 
 
 def write_per_op(rows: Iterable[tuple[Any, ...]], path: Path) -> None:

@@ -71,8 +71,9 @@ def print_replay(console: Console, name: str, tally: Tally, stats: Mapping[str, 
         console.print(
             f"  {family.removesuffix('_bytes'):<10} {bytes_text(now)} at the end, {bytes_text(peak)} at the peak"
         )
-    console.print(
-        f"  driver     {stats['num_device_alloc']:,} allocations, {stats['num_device_free']:,} frees, "
-        f"{stats['num_alloc_retries']:,} retries"
-    )
+    if "num_device_alloc" in stats:  # older releases do not count them
+        console.print(
+            f"  driver     {stats['num_device_alloc']:,} allocations, {stats['num_device_free']:,} frees, "
+            f"{stats['num_alloc_retries']:,} retries"
+        )
     console.print(f"GiB = 2^30 bytes. Took {wall_s:.1f} s.", style="dim")

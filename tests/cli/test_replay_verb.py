@@ -71,6 +71,15 @@ def test_per_op(shell: Shell, trace: Path, tmp_path: Path) -> None:
     assert (tmp_path / "rows.parquet").read_bytes().startswith(b"PAR1")
 
 
+def test_an_older_release_counts_less_and_replays_all_the_same(shell: Shell, trace: Path) -> None:
+    arguments = ("replay", trace, "--capacity-bytes", 40 << 20, "--release", "2.7.1")
+    assert "retries" not in shell(*arguments, "--per-op", "rows.csv").out
+    assert "num_device_alloc" not in json.loads(shell(*arguments, "--json").out)
+    answer = shell("replay", trace, "--capacity-bytes", 40 << 20, "--release", "2.4.0")
+    assert answer.code == 2
+    assert "caching: release '2.4.0' of torch_npu is not modelled; there are 2.5.1, " in answer.err
+
+
 def test_another_allocator(shell: Shell, trace: Path) -> None:
     answer = shell("replay", trace, "--capacity-bytes", 40 << 20, "--allocator", "pooled")
     assert answer.out.startswith("pooled: 5 operations, 1 ran out of memory, operation 2 first\n")

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.registry import UnknownPolicy, device_allocators
 from hbmtwin.sim.replay import PER_OP, OpResult, ReplayError, Tally, make_allocator, per_op_rows, replay, write_per_op
@@ -60,6 +61,20 @@ def test_the_table_of_a_shortage() -> None:
         (6, "empty_cache", None, None, 35651584, 31458304, 31457380, 31458304, 3, 1, 2, 0),
         (7, "free", 3, 2097152, 35651584, 512, 100, 512, 3, 1, 2, 0),
     ]
+
+
+class Foreign:
+    """Another package's allocator: nothing but the contract."""
+
+    def __init__(self, inner: DeviceAllocator) -> None:
+        self.stats = inner.stats
+
+
+def test_the_table_needs_nothing_but_the_contract() -> None:
+    driver = HbmDriver(40 * MIB)
+    allocator = make_allocator("caching", driver, {})
+    foreign: Any = Foreign(allocator)
+    assert list(per_op_rows(replay(SHORTAGE, allocator, driver), foreign)) == table(SHORTAGE)
 
 
 def test_other_memory_is_the_drivers() -> None:
