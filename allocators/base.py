@@ -1,59 +1,75 @@
-"""What all allocators of linked blocks share: handles, books, split, merge, walk and check.
+"""What all device allocators share: handles, books by tag, regrow, work and statistics.
 
-A policy on top writes three things: where a request goes (:meth:`BlockAllocator._place`), which free list a block
-belongs to (:meth:`BlockAllocator._free_list`), and what it knows when it fails (:meth:`BlockAllocator._facts`).
-
-Inside a segment blocks tile the range, each linked to both neighbours; two free neighbours never stay apart::
-
-    segment  | allocated | free | allocated | allocated | free            |
-               <-- prev                                   next -->
+A policy on top writes where a request goes (:meth:`BlockAllocator._place`), what becomes of a block that its caller
+gives back (:meth:`BlockAllocator._give_back`), its free lists, and what it shows of itself.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from hbmtwin.allocators.contract import Driver, Observer
-from hbmtwin.allocators.free_lists import FreeList, LinkedBlock
-from hbmtwin.allocators.oom import OomFacts, OutOfMemory
-from hbmtwin.allocators.records import AllocatorUsage, Block, Segment, Tag, Work
+from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.records import AllocatorUsage, Segment, Tag, Work
 from hbmtwin.allocators.stats import (
+    ACTIVE_BYTES,
     ALLOCATED_BYTES,
-    ALLOCATION,
-    INACTIVE_SPLIT,
-    INACTIVE_SPLIT_BYTES,
-    LARGE,
     REQUESTED_BYTES,
     RESERVED_BYTES,
-    SEGMENT,
-    SMALL,
     UNLIMITED,
     StatsGrid,
 )
 
 
-class BlockAllocator(ABC):
-    """Segments cut into linked blocks over a driver. Complexity is the policy's; the books are kept incrementally."""
+class Placed(Protocol):
+    """What the books must know of a block in use."""
+
+    address: int
+    size: int
+    stream: int
+    requested: int
+    tag: Tag
+    owner: int
+
+
+PlacedT = TypeVar("PlacedT", bound=Placed)
+
+
+class WorkMeter:
+    """Counts the work of memory management until it is taken."""
+
+    __slots__ = ("copied_bytes", "driver_calls", "mapped_bytes", "syncs")
+
+    def __init__(self) -> None:
+        self.driver_calls = 0
+        """A refused call is a call."""
+        self.syncs = 0
+        self.mapped_bytes = 0
+        self.copied_bytes = 0
+
+    def take(self) -> Work:
+        """The account so far; a new one starts."""
+        work = Work(self.driver_calls, self.syncs, self.mapped_bytes, self.copied_bytes)
+        self.driver_calls = self.syncs = self.mapped_bytes = self.copied_bytes = 0
+        return work
+
+
+class BlockAllocator(ABC, Generic[PlacedT]):
+    """Hands out blocks of a driver's memory. Complexity is the policy's; the books are kept incrementally."""
 
     name: ClassVar[str]
     features: ClassVar[frozenset[str]]
-    pool_names: ClassVar[tuple[str, str]] = ("small", "large")
-    """How :meth:`walk` calls the pools, indexed by :data:`SMALL` and :data:`LARGE`."""
 
     def __init__(self, driver: Driver, *, max_split_size: int = UNLIMITED) -> None:
         self.driver = driver
         self.observer: Observer | None = None
         self.grid = StatsGrid(max_split_size)
-        self._live: dict[int, LinkedBlock] = {}
+        self.work = WorkMeter()
+        self._live: dict[int, PlacedT] = {}
         self._next_handle = 0
         self._requested_by_tag = [0] * len(Tag)
-        self._segments: dict[int, int] = {}
-        """Address and size of each range that the driver gave."""
-        self._driver_calls = 0
-        self._syncs = 0
-        self._copied_bytes = 0
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
@@ -69,16 +85,12 @@ class BlockAllocator(ABC):
         self._next_handle = handle + 1
         if self.observer is not None:
             self.observer("malloc", handle, size, stream, "", tag, owner)
-        block = self._place(size, stream)
-        if block is None:
-            raise OutOfMemory(self._facts(size, stream, tag, owner))
-        block.allocated = True
+        block = self._place(size, stream, tag, owner)
         block.requested = size
         block.tag = tag
         block.owner = owner
         self._live[handle] = block
         self._requested_by_tag[tag] += size
-        self.grid.malloc(block.pool, block.size, size)
         return handle
 
     def free(self, handle: int) -> None:
@@ -88,10 +100,8 @@ class BlockAllocator(ABC):
         if self.observer is not None:
             self.observer("free", handle, 0, 0, "", None, -1)
         block = self._live.pop(handle)
-        block.allocated = False
         self._requested_by_tag[block.tag] -= block.requested
-        self.grid.free(block.pool, block.size, block.requested)
-        self._merge(block, self._free_list(block))
+        self._give_back(block)
 
     def regrow(self, handles: Sequence[int], size: int) -> list[int]:
         """Replace tensors by new ones of *size* bytes, one by one: new, copy, free. Return the new handles in order.
@@ -104,7 +114,7 @@ class BlockAllocator(ABC):
             for handle in handles:
                 old = self._live[handle]
                 done.append(self.malloc(size, stream=old.stream, tag=old.tag, owner=old.owner))
-                self._copied_bytes += min(size, old.requested)
+                self.work.copied_bytes += min(size, old.requested)
                 self.free(handle)
         except OutOfMemory as failure:
             raise failure.after(done) from None
@@ -116,21 +126,20 @@ class BlockAllocator(ABC):
 
     def take_work(self) -> Work:
         """Return the work since the last call, and start a new account. A refused driver call is a call."""
-        work = Work(self._driver_calls, self._syncs, 0, self._copied_bytes)
-        self._driver_calls = self._syncs = self._copied_bytes = 0
-        return work
+        return self.work.take()
 
     # -- books -----------------------------------------------------------------------------------------------------
 
     def usage(self) -> AllocatorUsage:
         """The books, kept incrementally. O(number of tags and free lists)."""
         grid = self.grid
-        largest = max((free.largest() for free in self._free_lists()), default=0)
+        largest = self._largest_free()
+        allocated = grid.total(ALLOCATED_BYTES)
         return AllocatorUsage(
             reserved=grid.total(RESERVED_BYTES),
-            allocated=grid.total(ALLOCATED_BYTES),
+            allocated=allocated,
             requested=grid.total(REQUESTED_BYTES),
-            pending=0,
+            pending=grid.total(ACTIVE_BYTES) - allocated,
             pool_free=largest if "region" in self.features else 0,
             largest_free=largest,
             requested_by_tag=tuple(self._requested_by_tag),
@@ -142,136 +151,15 @@ class BlockAllocator(ABC):
 
     def reset_peak_memory_stats(self) -> None:
         """Set every peak to the current value."""
+        if self.observer is not None:
+            self.observer("reset_peak", -1, 0, 0, "", None, -1)
         self.grid.reset_peak()
 
-    def walk(self) -> Iterator[Segment]:
-        """Segments in address order, each with its blocks. O(n log n)."""
-        for head in self._heads():
-            blocks = tuple(self._view(block) for block in _chain(head))
-            yield Segment(
-                head.address,
-                sum(block.size for block in blocks),
-                self.pool_names[head.pool],
-                head.stream,
-                blocks,
-            )
-
-    def check(self) -> None:
-        """Assert all invariants, the books against the walk among them. O(n log n)."""
-        live = set(map(id, self._live.values()))
-        listed = [(free, block) for free in self._free_lists() for block in free.blocks]
-        seen = 0
-        rows = ([0] * 7, [0] * 7)
-        for head in self._heads():
-            size = 0
-            for block in _chain(head):
-                seen += 1
-                size += block.size
-                after = block.next
-                assert block.size > 0, f"block at {block.address:#x} is empty"
-                assert block.allocated == (id(block) in live), f"block at {block.address:#x}: live or not"
-                row = rows[block.pool]
-                if block.allocated:
-                    assert block.requested <= block.size, f"block at {block.address:#x} is too small"
-                    row[ALLOCATION] += 1
-                    row[ALLOCATED_BYTES] += block.size
-                    row[REQUESTED_BYTES] += block.requested
-                elif block.prev is not None or after is not None:
-                    row[INACTIVE_SPLIT] += 1
-                    row[INACTIVE_SPLIT_BYTES] += block.size
-                if after is not None:
-                    assert after.prev is block, f"links at {block.address:#x}"
-                    assert after.address == block.address + block.size, f"hole or overlap behind {block.address:#x}"
-                    assert (after.pool, after.stream) == (block.pool, block.stream), "one segment, one pool and stream"
-                    assert block.allocated or after.allocated, f"free neighbours at {block.address:#x}"
-            assert self._segments[head.address] == size, f"blocks tile the segment at {head.address:#x}"
-            rows[head.pool][SEGMENT] += 1
-            rows[head.pool][RESERVED_BYTES] += size
-        assert seen == len(live) + len(listed), "every block is live or free"
-        assert sum(row[SEGMENT] for row in rows) == len(self._segments), "every segment has blocks"
-        for free, block in listed:
-            assert not block.allocated, f"block at {block.address:#x} is allocated and listed as free"
-            assert self._free_list(block) is free, f"block at {block.address:#x} is in the wrong list"
-        for free in self._free_lists():
-            free.check()
-        for pool in (SMALL, LARGE):
-            assert self.grid.current[pool][:7] == rows[pool], f"books of the {self.pool_names[pool]} pool"
-        by_tag = [sum(block.requested for block in self._live.values() if block.tag == tag) for tag in Tag]
-        assert self._requested_by_tag == by_tag, "bytes by tag"
-        assert self.grid.total(RESERVED_BYTES) >= self.grid.total(ALLOCATED_BYTES) >= self.grid.total(REQUESTED_BYTES)
-
-    # -- what a policy writes --------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def empty_cache(self) -> None:
-        """Give unused cached memory back to the driver, as ``torch.npu.empty_cache`` does."""
-
-    @abstractmethod
-    def _place(self, size: int, stream: int) -> LinkedBlock | None:
-        """Take a block for *size* bytes out of the free lists, cut to measure, or None when there is no room."""
-
-    @abstractmethod
-    def _free_list(self, block: LinkedBlock) -> FreeList:
-        """The list that holds *block* when it is free."""
-
-    @abstractmethod
-    def _free_lists(self) -> Iterator[FreeList]:
-        """All lists."""
-
-    @abstractmethod
-    def _facts(self, size: int, stream: int, tag: Tag | None, owner: int) -> OomFacts:
-        """What is known about a request that failed."""
-
-    # -- for policies ----------------------------------------------------------------------------------------------
-
-    def _cut(self, block: LinkedBlock, size: int, free: FreeList) -> LinkedBlock:
-        """Split the low *size* bytes off *block*, whose rest goes to *free*. Return the new, low block."""
-        low = LinkedBlock(block.address, size, block.pool, block.stream)
-        before = block.prev
-        was_split = before is not None or block.next is not None
-        if before is not None:
-            before.next = low
-            low.prev = before
-        low.next = block
-        block.prev = low
-        block.address += size
-        block.size -= size
-        free.put(block)
-        if was_split:
-            self.grid.inactive_split(block.pool, 0, -size)
-        else:
-            self.grid.inactive_split(block.pool, 1, block.size)
-        return low
-
-    def _merge(self, block: LinkedBlock, free: FreeList) -> None:
-        """Let a block that became free absorb its free neighbours, and put it into *free*."""
-        count = gained = 0
-        before = block.prev
-        if before is not None and not before.allocated:
-            free.drop(before)
-            count -= 1
-            gained -= before.size
-            block.address = before.address
-            block.size += before.size
-            block.prev = before = before.prev
-            if before is not None:
-                before.next = block
-        after = block.next
-        if after is not None and not after.allocated:
-            free.drop(after)
-            count -= 1
-            gained -= after.size
-            block.size += after.size
-            block.next = after = after.next
-            if after is not None:
-                after.prev = block
-        if before is not None or after is not None:
-            count += 1
-            gained += block.size
-        free.put(block)
-        # One net change, so that the running sums move as torch's do.
-        if count or gained:
-            self.grid.inactive_split(block.pool, count, gained)
+    def reset_accumulated_memory_stats(self) -> None:
+        """Set the running sums ``allocated`` and ``freed`` and the plain counters to 0."""
+        if self.observer is not None:
+            self.observer("reset_accumulated", -1, 0, 0, "", None, -1)
+        self.grid.reset_accumulated()
 
     # Both are counted only for the facts of a failure, so that nothing is paid for them before. O(live blocks).
 
@@ -283,21 +171,32 @@ class BlockAllocator(ABC):
     def _weights_bytes(self) -> int:
         return sum(block.size for block in self._live.values() if block.tag is Tag.WEIGHT)
 
-    def _heads(self) -> list[LinkedBlock]:
-        """First block of each segment, in address order."""
-        heads = [block for block in self._live.values() if block.prev is None]
-        heads += [block for free in self._free_lists() for block in free.blocks if block.prev is None]
-        return sorted(heads, key=lambda block: block.address)
+    def _check_tags(self) -> None:
+        by_tag = [sum(block.requested for block in self._live.values() if block.tag == tag) for tag in Tag]
+        assert self._requested_by_tag == by_tag, "bytes by tag"
 
-    @staticmethod
-    def _view(block: LinkedBlock) -> Block:
-        if block.allocated:
-            return Block(block.address, block.size, block.requested, "active_allocated", block.tag, block.owner)
-        return Block(block.address, block.size, 0, "inactive", None, -1)
+    # -- what a policy writes --------------------------------------------------------------------------------------
 
+    @abstractmethod
+    def empty_cache(self) -> None:
+        """Give unused cached memory back to the driver, as ``torch.npu.empty_cache`` does."""
 
-def _chain(head: LinkedBlock) -> Iterator[LinkedBlock]:
-    block: LinkedBlock | None = head
-    while block is not None:
-        yield block
-        block = block.next
+    @abstractmethod
+    def walk(self) -> Iterator[Segment]:
+        """Segments in address order, each with its blocks. O(n log n)."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Assert all invariants, the books against the walk among them. O(n log n)."""
+
+    @abstractmethod
+    def _place(self, size: int, stream: int, tag: Tag, owner: int) -> PlacedT:
+        """A block for *size* bytes, cut to measure and counted in the grid. Raise OutOfMemory when there is no room."""
+
+    @abstractmethod
+    def _give_back(self, block: PlacedT) -> None:
+        """Its caller is done with *block*: count it, and make it free now or when its streams are done."""
+
+    @abstractmethod
+    def _largest_free(self) -> int:
+        """Size of the largest free block, 0 when there is none."""

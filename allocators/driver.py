@@ -162,6 +162,11 @@ class HbmDriver:
         """Return ``(free, total)`` bytes, as ``aclrtGetMemInfo`` and ``cudaMemGetInfo`` do."""
         return max(0, self.capacity_bytes - self.tenants_bytes - self._used_bytes), self.capacity_bytes
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that this process holds."""
+        return self._used_bytes
+
     def set_tenants(self, held_bytes: int) -> None:
         """Say how many bytes other processes hold from now on; more than is free makes free read 0."""
         if held_bytes < 0:

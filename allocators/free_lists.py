@@ -8,7 +8,7 @@ objects.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from hbmtwin.allocators.records import Tag
 
@@ -16,16 +16,25 @@ ADDRESS_BITS: Final = 48
 """Sort key of a block by size: ``size << ADDRESS_BITS | address``."""
 
 
+class Sized(Protocol):
+    """What a free list must know of a block."""
+
+    address: int
+    size: int
+
+
+BlockT = TypeVar("BlockT", bound=Sized)
+
+
 class LinkedBlock:
     """A range inside a segment, linked with its neighbours in address order."""
 
-    __slots__ = ("address", "allocated", "next", "owner", "pool", "prev", "requested", "size", "stream", "tag")
+    __slots__ = ("address", "allocated", "next", "owner", "prev", "requested", "size", "stream", "tag")
 
-    def __init__(self, address: int, size: int, pool: int, stream: int) -> None:
+    def __init__(self, address: int, size: int) -> None:
         self.address = address
         self.size = size
-        self.pool = pool
-        self.stream = stream
+        self.stream = 0
         self.allocated = False
         self.prev: LinkedBlock | None = None
         self.next: LinkedBlock | None = None
@@ -61,16 +70,16 @@ class FreeList(Protocol):
         ...
 
 
-class BySize:
+class BySize(Generic[BlockT]):
     """Best fit: the smallest block that is large enough, the lowest address among equals. All verbs O(log n)."""
 
     __slots__ = ("blocks", "keys")
 
     def __init__(self) -> None:
         self.keys: list[int] = []
-        self.blocks: list[LinkedBlock] = []
+        self.blocks: list[BlockT] = []
 
-    def take(self, size: int) -> LinkedBlock | None:
+    def take(self, size: int) -> BlockT | None:
         """Remove and return the best fit for *size* bytes, or None when no block is large enough."""
         i = bisect_left(self.keys, size << ADDRESS_BITS)
         if i == len(self.keys):
@@ -78,14 +87,14 @@ class BySize:
         del self.keys[i]
         return self.blocks.pop(i)
 
-    def put(self, block: LinkedBlock) -> None:
+    def put(self, block: BlockT) -> None:
         """Add a free block."""
         key = block.size << ADDRESS_BITS | block.address
         i = bisect_left(self.keys, key)
         self.keys.insert(i, key)
         self.blocks.insert(i, block)
 
-    def drop(self, block: LinkedBlock) -> None:
+    def drop(self, block: BlockT) -> None:
         """Remove this block."""
         i = bisect_left(self.keys, block.size << ADDRESS_BITS | block.address)
         del self.keys[i]

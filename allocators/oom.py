@@ -104,7 +104,7 @@ def classify(facts: OomFacts) -> Cause:
 class OutOfMemory(Exception):
     """A device allocator cannot serve a request. ``facts`` is its side of the record."""
 
-    def __init__(self, facts: OomFacts, done: Sequence[int] = ()) -> None:
+    def __init__(self, facts: OomFacts, done: Sequence[int] = (), *, torch_message: str = "") -> None:
         super().__init__(
             f"{facts.allocator}: {facts.need_bytes} bytes needed, {facts.free_bytes} free, "
             f"largest piece {facts.largest_free_bytes}"
@@ -112,10 +112,12 @@ class OutOfMemory(Exception):
         self.facts = facts
         self.done = tuple(done)
         """New handles of the tensors that :meth:`DeviceAllocator.regrow` had already replaced."""
+        self.torch_message = torch_message
+        """What the real allocator prints, where there is one."""
 
     def after(self, done: Sequence[int]) -> OutOfMemory:
         """The same failure, knowing which tensors had been replaced before it."""
-        return OutOfMemory(self.facts, done)
+        return OutOfMemory(self.facts, done, torch_message=self.torch_message)
 
 
 @dataclass(frozen=True, slots=True)

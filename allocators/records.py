@@ -59,6 +59,10 @@ class Segment(NamedTuple):
     """``small`` or ``large`` for a caching allocator, ``region`` for an arena that lives in one range."""
     stream: int
     blocks: tuple[Block, ...]
+    is_expandable: bool = False
+    """One run of mapped memory inside an expandable segment."""
+    pool_id: int = 0
+    """n of a private pool that torch calls (0, n), 0 for a default pool."""
 
 
 class KVBlock(NamedTuple):

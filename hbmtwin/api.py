@@ -6,7 +6,8 @@ Everything here is re-exported from where it lives; ``hbmtwin`` itself fetches t
 from __future__ import annotations
 
 from hbmtwin.allocators.caching import RULES
-from hbmtwin.allocators.oom import Cause
+from hbmtwin.allocators.driver import HbmDriver
+from hbmtwin.allocators.oom import Cause, OutOfMemory
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.allocators.registry import UnknownPolicy, device_allocators, kv_policies
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
@@ -16,10 +17,12 @@ from hbmtwin.sim.engine import Progress
 from hbmtwin.sim.experiment import compare
 from hbmtwin.sim.legality import notes
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
+from hbmtwin.sim.replay import OpResult, ReplayError, Tally, make_allocator, per_op_rows, replay, write_per_op
 from hbmtwin.sim.result import Result, ResultError, check_replaceable, write_directory
 from hbmtwin.sim.run import DoesNotFit, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
+from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 from hbmtwin.workloads.records import Request, Source, WorkloadError
 
 __all__ = [
@@ -29,16 +32,22 @@ __all__ = [
     "Cause",
     "DeviceSpec",
     "DoesNotFit",
+    "HbmDriver",
     "KVLayout",
     "MemoryBudget",
+    "MemoryOp",
     "ModelShape",
+    "OpResult",
+    "OutOfMemory",
     "Progress",
+    "ReplayError",
     "Request",
     "Result",
     "ResultError",
     "Scenario",
     "ScenarioError",
     "Source",
+    "Tally",
     "UnknownPolicy",
     "WorkloadError",
     "check_replaceable",
@@ -47,12 +56,18 @@ __all__ = [
     "device_allocators",
     "devices",
     "kv_policies",
+    "make_allocator",
     "memory_budget",
     "model",
     "models",
     "notes",
+    "per_op_rows",
+    "read_memory_trace",
+    "replay",
     "run",
     "schedulers",
     "weight_bytes_per_rank",
     "write_directory",
+    "write_memory_trace",
+    "write_per_op",
 ]

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from importlib.metadata import version
 from typing import Any
 
+from hbmtwin.allocators.caching import ConfError
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
@@ -183,7 +184,7 @@ class Twin:
         make: Any = device_allocators.get(name)
         try:
             allocator: DeviceAllocator = make(driver or self.driver, _config(make.Config, settings))
-        except ValueError as error:
+        except (ValueError, ConfError) as error:
             raise ScenarioError(f"memory.alloc_conf: {error}") from None
         return allocator
 

@@ -1,243 +1,249 @@
-"""The caching allocator of torch_npu and PyTorch, byte for byte (one process, ordinary segments, no deferred frees).
-
-Segments come from the driver and are cut into blocks; freed blocks stay cached and merge with free neighbours::
-
-    small pool   2 MiB segments    | 512 | 1024 | free ...                    |     requests up to 1 MiB
-    large pool   20 MiB segments   | 3 MiB | 5 MiB | free 12 MiB              |     up to 10 MiB
-                 own segments      | 37.5 MiB | free, if more than 1 MiB is over |  from 10 MiB, whole 2 MiB
-
-A request goes to the best fit of its pool and stream. On a miss: ask the driver for a segment; release cached blocks of
-the oversize range and ask again; release every whole free segment and ask a last time; give up.
-
-Complexity, n free blocks of one pool and stream: malloc and free O(log n), a miss O(all free blocks), walk and check
-O(blocks log blocks).
-"""
+"""The caching allocator with all verbs of a process: those of tensors, of the memory API, and of its environment."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from hbmtwin.allocators.base import BlockAllocator
-from hbmtwin.allocators.caching.conf import parse_alloc_conf
-from hbmtwin.allocators.caching.facts import barring_rule
-from hbmtwin.allocators.caching.sizes import (
-    MIN_BLOCK_SIZE,
-    PAD,
-    SMALL_SIZE,
-    SPLIT_REMAINDER,
-    TOO_LARGE,
-    Flavour,
-    allocation_size,
-    round_size,
-)
-from hbmtwin.allocators.contract import Driver
-from hbmtwin.allocators.free_lists import ADDRESS_BITS, BySize, LinkedBlock
-from hbmtwin.allocators.oom import OomFacts
-from hbmtwin.allocators.records import Tag
+from hbmtwin.allocators.caching import messages
+from hbmtwin.allocators.caching.blocks import ALLOCATED, WAITING, Block, same_stream
+from hbmtwin.allocators.caching.config import CachingConfig
+from hbmtwin.allocators.caching.policy import CachingPolicy
+from hbmtwin.allocators.caching.segments import TraceObserver
+from hbmtwin.allocators.caching.snapshot import STATES, check_segments, mapped_runs, memory_snapshot
+from hbmtwin.allocators.records import AllocatorUsage, Segment, Tag
+from hbmtwin.allocators.records import Block as BlockView
 from hbmtwin.allocators.registry import device_allocators
-from hbmtwin.allocators.stats import ALLOCATED_BYTES, LARGE, REQUESTED_BYTES, RESERVED_BYTES, SMALL, UNLIMITED
-
-
-@dataclass(frozen=True, slots=True)
-class CachingConfig:
-    """Settings of :class:`CachingAllocator`."""
-
-    flavour: Flavour = "torch_npu"
-    limit_bytes: int | None = None
-    """Cap on what is taken from the driver, as ``set_per_process_memory_fraction`` sets; None is no cap."""
-    alloc_conf: str = ""
-    """Text of ``PYTORCH_NPU_ALLOC_CONF`` or ``PYTORCH_CUDA_ALLOC_CONF``."""
-
-    def __post_init__(self) -> None:
-        if self.flavour not in PAD:
-            raise ValueError(f"flavour must be one of {', '.join(PAD)}, not {self.flavour!r}")
-        if self.limit_bytes is not None and self.limit_bytes < 0:
-            raise ValueError(f"limit_bytes must not be negative, but is {self.limit_bytes}")
-        parse_alloc_conf(self.alloc_conf, self.flavour)
+from hbmtwin.allocators.stats import LARGE
 
 
 @device_allocators.register("caching")
-class CachingAllocator(BlockAllocator):
+class CachingAllocator(CachingPolicy):
     """The caching allocator of torch_npu or PyTorch: best fit over cached segments, byte for byte.
 
-    Memory goes back to the driver only in :meth:`empty_cache` and when a request would fail. A free block that is part
-    of a split segment cannot go back at all: that is the fragmentation that torch counts as ``inactive_split``.
+    Memory goes back to the driver only in :meth:`empty_cache` and when a request would fail. What other streams did
+    with a block is told by :meth:`record_stream`, and what they finished by :meth:`complete_events`.
     """
 
     Config = CachingConfig
     name: ClassVar[str] = "caching"
-    features: ClassVar[frozenset[str]] = frozenset({"streams", "empty_cache", "statistics"})
+    features: ClassVar[frozenset[str]] = frozenset(
+        {"streams", "empty_cache", "statistics", "settings", "virtual_memory", "pools", "workspace"}
+    )
 
-    def __init__(self, driver: Driver, config: CachingConfig) -> None:
-        conf = parse_alloc_conf(config.alloc_conf, config.flavour)
-        super().__init__(driver, max_split_size=conf.max_split_size)
-        self.config = config
-        self._pad = PAD[config.flavour]
-        self._divisions = conf.roundup_power2_divisions
-        self._large_segment = conf.large_segment_size
-        self._max_split_size = conf.max_split_size
-        self._max_non_split_rounding = conf.max_non_split_rounding
-        self._free: tuple[dict[int, BySize], dict[int, BySize]] = ({}, {})
-        """Free blocks by pool and stream."""
+    @property
+    def trace_observer(self) -> TraceObserver | None:
+        """Called with each entry of torch's memory history: action, address, size, stream, pool id."""
+        return self._segments.trace_observer
+
+    @trace_observer.setter
+    def trace_observer(self, observer: TraceObserver | None) -> None:
+        self._segments.trace_observer = observer
+
+    # -- streams ---------------------------------------------------------------------------------------------------
+
+    def record_stream(self, handle: int, stream: int) -> None:
+        """*stream* uses a tensor: its memory comes back only when an event on that stream has completed.
+
+        The stream that it was allocated on counts on an NPU, not on CUDA. Raise KeyError if the handle is not live.
+        """
+        block = self._live[handle]
+        self._observe("record_stream", handle, stream=stream)
+        if self._uncached is None and (self.rules.own_stream_counts or same_stream(stream) != block.stream):
+            self._events.record_stream(block, stream)
+            if self._capturing:
+                self._captured_uses.setdefault(block, set()).add(stream)
+
+    def erase_stream(self, handle: int, stream: int, current_stream: int) -> None:
+        """torch_npu: *stream* is done with a tensor (a collective was waited for).
+
+        Nothing happens unless the caller's *current_stream* is the one that the tensor was allocated on. Raise KeyError
+        if the handle is not live.
+        """
+        block = self._live[handle]
+        self._npu_only("erase_stream")
+        self._observe("erase_stream", handle, stream=stream, arg=str(current_stream))
+        if same_stream(current_stream) == block.stream:
+            self._events.erase_stream(block, stream)
+
+    def complete_events(self, stream: int | None = None, count: int | None = None) -> None:
+        """The *count* oldest incomplete events of a stream have completed (None: all; of all streams).
+
+        It frees nothing: the next :meth:`malloc` reaps.
+        """
+        self._observe(
+            "event_complete", stream=-1 if stream is None else stream, arg="" if count is None else str(count)
+        )
+        self._events.complete(stream, count)
+
+    def synchronize(self) -> None:
+        """``torch.npu.synchronize()``: every event recorded so far has completed. It frees nothing."""
+        self._observe("synchronize")
+        self._segments.synchronize_device()
+
+    # -- the memory API --------------------------------------------------------------------------------------------
 
     def empty_cache(self) -> None:
-        """Give every free block that is a whole segment back to the driver. O(free blocks)."""
-        if self.observer is not None:
-            self.observer("empty_cache", -1, 0, 0, "", None, -1)
-        self._release_cached_blocks()
+        """Give every free block that is a whole segment, and every wholly free page, back to the driver."""
+        self._observe("empty_cache")
+        self._empty_cache(keep_pages=False)
 
-    # -- malloc ----------------------------------------------------------------------------------------------------
+    def empty_virt_addr_cache(self) -> None:
+        """torch_npu: as :meth:`empty_cache`, but unmapped pages are kept for the pool's next mappings.
 
-    def _place(self, size: int, stream: int) -> LinkedBlock | None:
-        rounded = round_size(size, self._pad, self._divisions)
-        pool = SMALL if rounded <= SMALL_SIZE else LARGE
-        lists = self._free[pool]
-        free = lists.get(stream)
-        if free is None:
-            free = lists[stream] = BySize()
-        block = self._get_free_block(rounded, free) or self._miss(size, rounded, pool, stream, free)
-        if block is None:
-            return None
-        remaining = block.size - rounded
-        if remaining >= MIN_BLOCK_SIZE and (
-            pool == SMALL or (remaining > SPLIT_REMAINDER and rounded < self._max_split_size)
-        ):
-            return self._cut(block, rounded, free)
-        if block.prev is not None or block.next is not None:
-            self.grid.inactive_split(pool, -1, -block.size)
-        return block
+        Raise RuntimeError unless expandable segments are on.
+        """
+        if not self.rules.keeps_pages:
+            raise RuntimeError(f"empty_virt_addr_cache does not exist in this release of {self.rules.flavour}")
+        self._observe("empty_virt_addr_cache")
+        if not self.conf.expandable_segments:
+            raise RuntimeError("empty_virt_addr_cache needs expandable_segments:True")
+        self._empty_cache(keep_pages=True)
 
-    def _get_free_block(self, rounded: int, free: BySize) -> LinkedBlock | None:
-        """Best fit, lowest address among equals. Only that one candidate is held to the oversize rules."""
-        keys = free.keys
-        i = bisect_left(keys, rounded << ADDRESS_BITS)
-        if i == len(keys):
-            return None
-        block = free.blocks[i]
-        limit = self._max_split_size
-        if block.size >= limit and (rounded < limit or block.size >= rounded + self._max_non_split_rounding):
-            return None
-        del keys[i], free.blocks[i]
-        return block
+    def set_allocator_settings(self, text: str) -> None:
+        """``_set_allocator_settings``: change settings in mid-run.
 
-    def _miss(self, size: int, rounded: int, pool: int, stream: int, free: BySize) -> LinkedBlock | None:
-        """Ask the driver, three times at most, releasing cached memory in between."""
-        if size >= TOO_LARGE:
-            return None
-        segment = allocation_size(rounded, self._large_segment)
-        block = self._alloc_block(segment, pool, stream)
-        if block is None and self._release_available_cached_blocks(rounded, free):
-            block = self._alloc_block(segment, pool, stream)
-        if block is None:
-            self._release_cached_blocks()
-            self.grid.num_alloc_retries += 1
-            block = self._alloc_block(segment, pool, stream)
-        if block is None:
-            self.grid.num_ooms += 1
-        return block
+        Raise ConfError as torch does; what was applied before the refusal stays in force.
+        """
+        self._observe("set_conf", arg=text)
+        try:
+            self.conf.parse(text, at="runtime")
+        finally:
+            self._settings_changed()
 
-    def _alloc_block(self, size: int, pool: int, stream: int) -> LinkedBlock | None:
-        """A new segment, or None where the cap or the driver refuses."""
-        limit = self.config.limit_bytes
-        if limit is not None and self.grid.total(RESERVED_BYTES) + size > limit:
-            return None
-        self._driver_calls += 1
-        address = self.driver.alloc(size)
-        if address is None:
-            return None
-        self._segments[address] = size
-        self.grid.segment_alloc(pool, size)
-        return LinkedBlock(address, size, pool, stream)
+    def set_per_process_memory_fraction(self, fraction: float) -> None:
+        """Cap what is taken from the driver from now on; nothing is released. Raise ValueError outside 0 ... 1.
 
-    # -- free and release ------------------------------------------------------------------------------------------
+        1 takes the cap away (before torch_npu 26.1 it sets one of the whole device).
+        """
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"the memory fraction must lie between 0 and 1, not {fraction}")
+        self._observe("set_fraction", arg=repr(fraction))
+        no_cap = fraction == 1 and self.rules.fraction_of_1_is_no_cap
+        self._cap = None if no_cap else int(fraction * self.driver.mem_info()[1])
+        self._settings_changed()
 
-    def _free_list(self, block: LinkedBlock) -> BySize:
-        return self._free[block.pool][block.stream]
+    def stats(self) -> dict[str, int]:
+        """``memory_stats()``: torch's flat keys, sorted, those that this release has."""
+        return self.grid.to_dict(self.rules.absent_statistics)
 
-    def _free_lists(self) -> Iterator[BySize]:
-        yield from self._free[LARGE].values()
-        yield from self._free[SMALL].values()
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        """``memory_snapshot()``: torch's segments and blocks, torch_npu's workspaces behind them. O(n log n)."""
+        return memory_snapshot(self._all_blocks() if self._uncached is None else (), self._workspace.blocks)
 
-    def _release_available_cached_blocks(self, rounded: int, free: BySize) -> bool:
-        """Release one oversize block that is large enough, else the largest ones until they add up to that."""
-        if self._max_split_size == UNLIMITED:
-            return False
-        self._synchronize()
-        wanted = max(rounded, self._max_split_size)
-        i = bisect_left(free.keys, wanted << ADDRESS_BITS)
-        if i < len(free.blocks):
-            self._release_block(free.blocks[i], free)
-            return True
-        released = 0
-        while released < wanted and free.largest() >= self._max_split_size:
-            block = free.blocks[-1]
-            released += block.size
-            self._release_block(block, free)
-        return released >= wanted
+    # -- private pools ---------------------------------------------------------------------------------------------
 
-    def _release_cached_blocks(self) -> None:
-        """Release every free block without neighbours: the large pool first, each pool by stream, size and address."""
-        self._synchronize()
+    def mempool_begin(self, name: str, use_on_oom: bool = False, no_split: bool = False) -> None:
+        """Enter the scope of a pool, made at its first mention (its options are read only then).
+
+        Raise RuntimeError if it is entered or deleted already.
+        """
+        if (use_on_oom or no_split) and not self.rules.pool_options:
+            raise RuntimeError("this release of torch_npu has no use_on_oom and no_split for pools")
+        pool = self._pools.begin(name, use_on_oom=use_on_oom, no_split=no_split)
+        flags = "|".join(flag for flag, on in (("use_on_oom", use_on_oom), ("no_split", no_split)) if on)
+        self._observe("mempool_begin", pool.number, arg=flags)
+
+    def mempool_end(self, name: str) -> None:
+        """Leave the scope of a pool. Raise RuntimeError if it is not entered."""
+        self._observe("mempool_end", self._pools.end(name).number)
+
+    def mempool_delete(self, name: str) -> None:
+        """The MemPool object dies: its whole free segments go back at once, the others when they are free.
+
+        Raise RuntimeError while the pool is entered, UnsafeState where the real allocator destroys the pool under its
+        blocks.
+        """
+        pool = self._pools.delete(name)
+        self._observe("mempool_delete", pool.number)
+        if pool.use_count:
+            return
+        if self.rules.synchronizes_device:
+            self._segments.synchronize_device()
         self.grid.num_sync_all_streams += 1
-        for pool in (LARGE, SMALL):
-            for _, free in sorted(self._free[pool].items()):
-                for block in [b for b in free.blocks if b.prev is None and b.next is None]:
-                    self._release_block(block, free)
+        self._insert_deferred_events()
+        self._events.wait_for_all(self._free_completed, lambda block: block.home.pool.private is pool)
+        self._release_dead_pools(only=pool)
 
-    def _release_block(self, block: LinkedBlock, free: BySize) -> None:
-        assert block.prev is None, "only whole segments are released"
-        assert block.next is None, "only whole segments are released"
-        free.drop(block)
-        del self._segments[block.address]
-        self._driver_calls += 1
-        self.driver.free(block.address)
-        self.grid.segment_free(block.pool, block.size)
+    # -- torch_npu's workspaces ------------------------------------------------------------------------------------
 
-    def _synchronize(self) -> None:
-        """torch_npu stops the whole device before it releases; PyTorch waits for events, of which there are none."""
-        if self.config.flavour == "torch_npu":
-            self._syncs += 1
+    def workspace(self, size: int, stream: int = 0) -> int:
+        """One use of the workspace allocator, acquired and returned: the address. Raise OutOfMemory."""
+        self._npu_only("the workspace allocator")
+        self._observe("workspace", size=size, stream=stream)
+        address = self._workspace.use(size, same_stream(stream))
+        if address is None:
+            free, total = self.driver.mem_info()
+            text = messages.workspace(size, total=total, free=free)
+            raise self._out_of_memory(size, stream, Tag.WORKSPACE, -1, text)
+        return address
 
-    # -- failure ---------------------------------------------------------------------------------------------------
+    @property
+    def workspace_bytes(self) -> int:
+        """Driver memory that the workspace allocator holds, beside what is reserved here."""
+        return self._workspace.reserved_bytes
 
-    def _facts(self, size: int, stream: int, tag: Tag | None, owner: int) -> OomFacts:
-        rounded = round_size(size, self._pad, self._divisions)
-        pool = SMALL if rounded <= SMALL_SIZE else LARGE
-        reserved = self.grid.total(RESERVED_BYTES)
-        allocated = self.grid.total(ALLOCATED_BYTES)
-        limit = self.config.limit_bytes
-        free, capacity = self.driver.mem_info()
-        limit_left = None if limit is None else max(0, limit - reserved)
-        driver_free = free if limit_left is None else min(free, limit_left)
-        other_stream = max((f.largest() for s, f in self._free[pool].items() if s != stream), default=0)
-        other_pool = max((f.largest() for f in self._free[1 - pool].values()), default=0)
-        return OomFacts(
-            allocator=self.name,
-            asked_bytes=size,
-            need_bytes=rounded,
-            tag=tag,
-            owner=owner,
-            stream=stream,
-            capacity_bytes=capacity,
-            limit_bytes=capacity if limit is None else min(capacity, limit),
-            reserved_bytes=reserved,
-            allocated_bytes=allocated,
-            requested_bytes=self.grid.total(REQUESTED_BYTES),
-            largest_free_bytes=max(driver_free, max(f.largest() for f in self._free_lists())),
-            cached_free_bytes=reserved - allocated,
-            driver_free_bytes=driver_free,
-            rule=barring_rule(
-                need=rounded,
-                allocation_size=allocation_size(rounded, self._large_segment),
-                driver_free=free,
-                limit_left=limit_left,
-                other_stream=other_stream,
-                other_pool=other_pool,
-            ),
-            weights_bytes=self._weights_bytes(),
-            owner_bytes=self._owner_bytes(owner),
-            tenants_bytes=self.driver.tenants_bytes,
-        )
+    # -- what is there ---------------------------------------------------------------------------------------------
+
+    def usage(self) -> AllocatorUsage:
+        """The books, kept incrementally; without caching counted. O(number of tags, free lists and waiting blocks)."""
+        usage = super().usage()
+        if self._uncached is not None:
+            held = sum(block.size for block in self._live.values())
+            requested = sum(block.requested for block in self._live.values())
+            return usage._replace(reserved=held, allocated=held, requested=requested)
+        if self._waiting:
+            waiting = sum(block.requested for block in self._waiting)
+            return usage._replace(requested=usage.requested - waiting)
+        return usage
+
+    def walk(self) -> Iterator[Segment]:
+        """Segments in address order, each with its blocks; of an expandable one each mapped run. O(n log n)."""
+        for run in mapped_runs(self._all_blocks()):
+            head = run[0]
+            yield Segment(
+                head.address,
+                sum(block.size for block in run),
+                "large" if head.home.kind == LARGE else "small",
+                head.stream,
+                tuple(_view(block) for block in run),
+                head.expandable is not None,
+                head.home.pool.pool_id,
+            )
+
+    def check(self) -> None:
+        """Assert all invariants, the books against the walk among them. O(n log n)."""
+        pools = [self._default.small, self._default.large]
+        for private in self._pools:
+            pools += [private.small, private.large]
+        assert all(block.state == ALLOCATED for block in self._live.values()), "live blocks are in use"
+        assert all(block.state == WAITING for block in self._waiting), "waiting blocks wait"
+        active = list(self._active_blocks()) if self._uncached is None else []
+        check_segments(self._segments, self._expandable, pools, active)
+        self._check_tags()
+
+    def _all_blocks(self) -> Iterator[Block]:
+        yield from self._active_blocks()
+        for home in self._free_lists():
+            yield from home.blocks
+
+    def _empty_cache(self, *, keep_pages: bool) -> None:
+        if self.rules.synchronizes_device:
+            self._segments.synchronize_device()
+            self._workspace.empty_cache()
+        self._release_cached_blocks(keep_pages=keep_pages)
+
+    def _npu_only(self, what: str) -> None:
+        if self.rules.flavour != "torch_npu":
+            raise RuntimeError(f"{what} is torch_npu's; {self.rules.flavour} has none")
+
+    def _observe(self, op: str, handle: int = -1, *, size: int = 0, stream: int = 0, arg: str = "") -> None:
+        if self.observer is not None:
+            self.observer(op, handle, size, stream, arg, None, -1)
+
+
+def _view(block: Block) -> BlockView:
+    state = STATES[block.state]
+    if block.state <= WAITING:
+        return BlockView(block.address, block.size, block.requested, state, block.tag, block.owner)
+    return BlockView(block.address, block.size, 0, state, None, -1)

@@ -1,168 +1,281 @@
-"""The text of ``PYTORCH_NPU_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF``: read as torch reads it, or refused by name.
+"""The settings of ``PYTORCH_NPU_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF``, read and refused as torch does.
 
-``key:value,key:value``; a value may be a list ``[a:b,c:d]``. Blanks are dropped anywhere, of a repeated key the last
-counts, a comma may end the text. ``large_segment_size_mb`` is applied before the keys that are measured against it.
+A text (also of ``_set_allocator_settings``) is read in passes, and what was applied before a refusal **stays**:
+
+1. Every key must be known, and at run time one that may be changed; else nothing is touched.
+2. Split size, its tolerance, roundup and GC go back to their defaults; all other settings keep their value.
+3. ``large_segment_size_mb``, which others are measured against; then PyTorch's keys in order of the text.
+4. torch_npu's own keys in order of the text.
+5. torch_npu refuses ``expandable_segments`` beside a split size or GC.
+
+Sources: ``c10/core/AllocatorConfig.cpp``, ``NPUAllocatorConfig.cpp``; the kind of each error was observed on
+torch_npu 2.13.0.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from hbmtwin.allocators.caching.sizes import LARGE_BUFFER, MIB, SLOTS, Flavour
+from hbmtwin.allocators.caching.conf_text import ConfRuntimeError, ConfValueError, Tokens, double, size_t
+from hbmtwin.allocators.caching.sizes import EXTRA_LARGE_BUFFER, KIB, LARGE_BUFFER, MIB, SLOTS, Flavour
 from hbmtwin.allocators.stats import UNLIMITED
 
-_BOTH: Final = ("torch_npu", "torch_cuda")
-_HONOURED: Final = (
+PYTORCH_KEYS: Final = (
     "large_segment_size_mb",
-    "max_non_split_rounding_mb",
     "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "garbage_collection_threshold",
     "roundup_power2_divisions",
+    "expandable_segments",
+    "pinned_use_background_threads",
 )
-_LATER: Final[dict[str, tuple[tuple[str, ...], str | None]]] = {
-    "expandable_segments": (_BOTH, "False"),
-    "garbage_collection_threshold": (_BOTH, None),
-    "per_process_memory_fraction": (_BOTH, "1.0"),
-    "pinned_use_background_threads": (_BOTH, "False"),
-    "base_addr_aligned_kb": (("torch_npu",), "16"),
-    "page_size": (("torch_npu",), None),
-    "segment_size_mb": (("torch_npu",), None),
-    "multi_stream_lazy_reclaim": (("torch_npu",), "False"),
-    "throw_on_npumalloc_oom": (("torch_npu",), "False"),
-    "release_lock_on_npumalloc": (("torch_npu",), "False"),
-    "pin_memory_expandable_segments": (("torch_npu",), "False"),
-    "pinned_mem_register": (("torch_npu",), "False"),
-    "pinned_reserve_segment_size_mb": (_BOTH, "0"),
-    "pinned_max_round_threshold_mb": (("torch_npu",), None),
-    "pinned_max_cached_size_mb": (("torch_npu",), None),
-    "backend": (("torch_cuda",), "native"),
-    "release_lock_on_cudamalloc": (("torch_cuda",), "False"),
-    "graph_capture_record_stream_reuse": (("torch_cuda",), "False"),
-    "pinned_use_cuda_host_register": (("torch_cuda",), "False"),
-    "pinned_num_register_threads": (("torch_cuda",), "1"),
-    "throw_on_cudamalloc_oom": (("torch_cuda",), "False"),
-}
-"""Keys that are known and not modelled yet: whose they are, and the value that changes nothing."""
+"""Read by PyTorch for every device."""
+PINNED_LIMITS: Final = ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb")
+NPU_KEYS: Final = (
+    "base_addr_aligned_kb",
+    "page_size",
+    "segment_size_mb",
+    "multi_stream_lazy_reclaim",
+    "per_process_memory_fraction",
+    "throw_on_npumalloc_oom",
+    "release_lock_on_npumalloc",
+    "pin_memory_expandable_segments",
+    "pinned_mem_register",
+    "pinned_reserve_segment_size_mb",
+)
+CUDA_KEYS: Final = (
+    "backend",
+    "per_process_memory_fraction",
+    "throw_on_cudamalloc_oom",
+    "release_lock_on_cudamalloc",
+    "graph_capture_record_stream_reuse",
+    "pinned_use_cuda_host_register",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+)
+NPU_RUNTIME_KEYS: Final = (
+    "expandable_segments",
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "release_lock_on_npumalloc",
+    "throw_on_npumalloc_oom",
+    "per_process_memory_fraction",
+    *PINNED_LIMITS,
+)
+"""What ``torch.npu.memory._set_allocator_settings`` takes; PyTorch's takes everything."""
+
+Source = Literal["environment", "runtime"]
 
 
-class UnsupportedSetting(ValueError):
-    """A setting that torch knows and this release does not model; nothing is ever ignored silently."""
+class AllocatorConf:
+    """The settings in force, in bytes. Changed by :meth:`parse`, in mid-run too: read them at each request.
 
-
-@dataclass(frozen=True, slots=True)
-class AllocConf:
-    """Settings in force, in bytes."""
-
-    max_split_size: int = UNLIMITED
-    """Blocks from here on are never split, and kept for requests from here on."""
-    max_non_split_rounding: int = LARGE_BUFFER
-    """How much larger than the request such a block may be."""
-    large_segment_size: int = LARGE_BUFFER
-    roundup_power2_divisions: tuple[int, ...] | None = None
-    """One number of steps per power of two from 1 MiB on, as :func:`sizes.slot` counts; None is off."""
-
-
-def parse_alloc_conf(text: str, flavour: Flavour) -> AllocConf:
-    """Read a setting text.
-
-    Raise UnsupportedSetting for a key of a later release (unless it has its default value), ValueError for unknown
-    keys and for values that torch refuses.
+    *absent_keys* are those that a release does not know yet; *split_size_exclusive* is for releases with torch_npu's
+    own parser, where ``max_split_size_mb`` must exceed 20; with *page_size_1g_supported* false (CANN before 8.1.RC1, or
+    a driver before 25.0.RC1) ``page_size:1g`` is taken and ignored. Settings of pinned host memory and of locks are
+    checked and change nothing here.
     """
-    pairs = dict(_pairs("".join(text.split())))
-    for key, value in pairs.items():
-        if key not in _HONOURED:
-            _refuse(key, value, flavour)
-    large = LARGE_BUFFER
-    if "large_segment_size_mb" in pairs:
-        large = _mib("large_segment_size_mb", pairs)
-        if large <= 10 * MIB:
-            raise ValueError(f"large_segment_size_mb must be > 10, not {pairs['large_segment_size_mb']}")
-    split, rounding = UNLIMITED, large
-    if "max_split_size_mb" in pairs:
-        split = _at_least(large, "max_split_size_mb", pairs)
-    if "max_non_split_rounding_mb" in pairs:
-        rounding = _at_least(large, "max_non_split_rounding_mb", pairs)
-    divisions = None
-    if "roundup_power2_divisions" in pairs:
-        divisions = _divisions(pairs["roundup_power2_divisions"])
-    return AllocConf(split, rounding, large, divisions)
+
+    def __init__(
+        self,
+        flavour: Flavour = "torch_npu",
+        *,
+        absent_keys: frozenset[str] = frozenset(),
+        split_size_exclusive: bool = False,
+        page_size_1g_supported: bool = True,
+    ) -> None:
+        self.flavour: Flavour = flavour
+        self._device = "NPU" if flavour == "torch_npu" else "CUDA"
+        own = NPU_KEYS if flavour == "torch_npu" else CUDA_KEYS
+        self._pytorch_keys = frozenset((*PYTORCH_KEYS, *PINNED_LIMITS)) - absent_keys
+        self._own_keys = frozenset(own) - absent_keys
+        self._split_size_exclusive = split_size_exclusive
+        self._page_size_1g_supported = page_size_1g_supported
+        self.max_split_size = UNLIMITED
+        """Blocks from here on are never split, and kept for requests from here on."""
+        self.max_non_split_rounding = LARGE_BUFFER
+        """How much larger than the request such a block may be."""
+        self.garbage_collection_threshold = 0.0
+        """Share of the cap above which old free blocks are released before more is taken; 0 is off."""
+        self.roundup_power2_divisions: tuple[int, ...] | None = None
+        """One number of steps per power of two from 1 MiB on, as :func:`sizes.slot` counts; None is off."""
+        self.expandable_segments = False
+        self.large_segment_size = LARGE_BUFFER
+        self.per_process_memory_fraction = 1.0
+        self.base_addr_aligned_bytes = 16 * KIB
+        self.page_size_1g = False
+        self.segment_size = 0
+        """Page of expandable large segments by the deprecated ``segment_size_mb``; 0 is unset."""
+        self.multi_stream_lazy_reclaim = False
+        self.throw_on_npumalloc_oom = False
+        self.throw_on_cudamalloc_oom = False
+
+    @property
+    def expandable_page_size(self) -> int:
+        """Page of a new expandable segment of the large pool."""
+        if self.page_size_1g:
+            return EXTRA_LARGE_BUFFER
+        if self.large_segment_size != LARGE_BUFFER or not self.segment_size:
+            return self.large_segment_size
+        return self.segment_size
+
+    def parse(self, text: str, *, at: Source = "environment") -> None:
+        """Apply a text, all keys from the *environment*, torch_npu's subset at *runtime*; an empty one does nothing.
+
+        Raise ConfValueError or ConfRuntimeError as torch does; what was applied before it stays in force.
+        """
+        if not text:
+            return
+        tokens = Tokens(text)
+        self._check_keys(tokens, at)
+        self.max_split_size = UNLIMITED
+        self.roundup_power2_divisions = None
+        self.garbage_collection_threshold = 0.0
+        for key, i in _pairs(tokens, "large_segment_size_mb"):
+            self._read_pytorch(key, tokens, i)
+        self.max_non_split_rounding = self.large_segment_size
+        for key, i in _pairs(tokens, *(self._pytorch_keys - {"large_segment_size_mb"})):
+            self._read_pytorch(key, tokens, i)
+        for key, i in _pairs(tokens, *self._own_keys):
+            self._read_own(key, tokens, i)
+        limited = self.max_split_size != UNLIMITED or self.garbage_collection_threshold > 0
+        if self.flavour == "torch_npu" and self.expandable_segments and limited:
+            raise ConfRuntimeError(
+                "`max_split_size_mb` or `garbage_collection_threshold`, cannot be enabled with `expandable_segments`; "
+                "set expandable_segments:False first (a refused setting is not rolled back)"
+            )
+
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    def _check_keys(self, tokens: Tokens, at: Source) -> None:
+        known = self._pytorch_keys | self._own_keys
+        i = 0
+        while i < len(tokens):
+            key = tokens[i]
+            if at == "runtime" and self.flavour == "torch_npu" and key in known and key not in NPU_RUNTIME_KEYS:
+                raise ConfValueError(f"_set_allocator_settings() unsupported setting: {key}; set it before the start")
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfValueError(f"Unrecognized key {key!r} in {self._device} allocator config{hint}")
+            i = tokens.end_of_pair(i) + 2
+
+    def _read_pytorch(self, key: str, tokens: Tokens, i: int) -> None:
+        value = tokens[i + 2]
+        if key == "large_segment_size_mb":
+            if size_t(value) <= 10:
+                raise ConfValueError(f"large_segment_size_mb must be > 10 MB, not {value}")
+            self.large_segment_size = _mib(value)
+        elif key == "max_split_size_mb":
+            self.max_split_size = self._at_least_a_segment(key, value, exclusive=self._split_size_exclusive)
+        elif key == "max_non_split_rounding_mb":
+            self.max_non_split_rounding = self._at_least_a_segment(key, value)
+        elif key == "garbage_collection_threshold":
+            threshold = double(value)
+            if not 0 < threshold < 1:
+                raise ConfValueError(f"garbage_collect_threshold is invalid, set it in (0.0, 1.0), not {value}")
+            self.garbage_collection_threshold = threshold
+        elif key == "roundup_power2_divisions":
+            slots = list(self.roundup_power2_divisions or (0,) * SLOTS)
+            try:
+                _read_divisions(slots, tokens, i + 2)
+            finally:
+                self.roundup_power2_divisions = tuple(slots) if any(slots) else None
+        elif key == "expandable_segments":
+            self.expandable_segments = _switch(key, value)
+        elif key in PINNED_LIMITS:
+            size_t(value)
+        else:
+            _switch(key, value)
+
+    def _at_least_a_segment(self, key: str, value: str, *, exclusive: bool = False) -> int:
+        least = self.large_segment_size // MIB + exclusive
+        if size_t(value) < least:
+            raise ConfValueError(f"{key} too small, must be >= {least} (large_segment_size_mb), not {value}")
+        return _mib(value)
+
+    def _read_own(self, key: str, tokens: Tokens, i: int) -> None:
+        value = tokens[i + 2]
+        kind = ConfRuntimeError if self.flavour == "torch_npu" else ConfValueError
+        if key == "base_addr_aligned_kb":
+            if not re.fullmatch("0|[1-9][0-9]*", value) or int(value) > 16:
+                raise kind(f"base_addr_aligned_kb error, must be [0~16], dtype is int, not {value}")
+            self.base_addr_aligned_bytes = int(value) * KIB
+        elif key == "page_size":
+            if value != "1g":
+                raise kind(f"Unsupported page_size value: {value}; only page_size:1g exists")
+            self.page_size_1g = self._page_size_1g_supported
+        elif key == "segment_size_mb":
+            if not re.fullmatch("[0-9]+", value) or not 20 <= int(value) <= 512:
+                raise kind(f"segment_size_mb error, must be [20, 512], dtype is int, not {value}")
+            self.segment_size = _mib(value)
+        elif key == "per_process_memory_fraction":
+            fraction = double(value)
+            if not 0 <= fraction <= 1:
+                raise kind(f"per_process_memory_fraction is invalid, set it in [0.0, 1.0], not {value}")
+            self.per_process_memory_fraction = fraction
+        elif key == "pinned_reserve_segment_size_mb":
+            size_t(value)
+        elif key == "pinned_num_register_threads":
+            threads = size_t(value)
+            if threads & (threads - 1) or not 1 <= threads <= 128:
+                raise kind(f"pinned_num_register_threads has to be a power of 2 of at most 128, not {value}")
+        elif key == "backend":
+            if value != "native":
+                raise kind(f"backend:{value} is another allocator, which is not modelled; leave it at native")
+        else:
+            if value not in ("True", "False"):
+                raise kind(f"Expected a single True/False argument for {key}, not {value!r}")
+            if key in ("multi_stream_lazy_reclaim", "throw_on_npumalloc_oom", "throw_on_cudamalloc_oom"):
+                setattr(self, key, value == "True")
 
 
-def _pairs(text: str) -> list[tuple[str, str]]:
-    """Cut a text without blanks into keys and values; a list stays one value."""
+def _pairs(tokens: Tokens, *keys: str) -> list[tuple[str, int]]:
+    """The pairs with one of these keys, each with the index of its key, in order of the text."""
     pairs = []
-    at = 0
-    pair = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)(,|$)")
-    while at < len(text):
-        match = pair.match(text, at)
-        if match is None:
-            raise ValueError(f"cannot read {text[at:]!r}: expected key:value, separated by commas")
-        pairs.append((match[1], match[2]))
-        at = match.end()
+    i = 0
+    while i < len(tokens):
+        if tokens[i] in keys:
+            pairs.append((tokens[i], i))
+        i = tokens.end_of_pair(i) + 2
     return pairs
 
 
-def _refuse(key: str, value: str, flavour: Flavour) -> None:
-    if key not in _LATER:
-        near = difflib.get_close_matches(key, [*_HONOURED, *_LATER], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{key!r} is no setting of {flavour}'s allocator{hint}")
-    owners, default = _LATER[key]
-    if flavour not in owners:
-        raise ValueError(f"{key!r} is a setting of {owners[0]}, not of {flavour}")
-    if default is None or (value != default and not _same_number(value, default)):
-        keep = f"; only its default, {key}:{default}, is accepted" if default is not None else "; leave it out"
-        raise UnsupportedSetting(f"{key}:{value} comes with a later release{keep}")
+def _switch(key: str, value: str) -> bool:
+    if value not in ("True", "False"):
+        raise ConfValueError(f"{key}: Expected 'True' or 'False', not {value!r}")
+    return value == "True"
 
 
-def _same_number(value: str, default: str) -> bool:
-    number = r"\d+(\.\d*)?"
-    return bool(re.fullmatch(number, value) and re.fullmatch(number, default)) and float(value) == float(default)
+def _mib(value: str) -> int:
+    """Bytes of so many MiB; more than 64 bits hold are the most whole MiB that they do."""
+    return min(size_t(value), UNLIMITED // MIB) * MIB
 
 
-def _int(text: str, key: str) -> int:
-    """Read a number as C's stoull does: ``20.5`` is 20, ``-1`` is 2^64 - 1."""
-    match = re.match(r"[+-]?\d+", text)
-    if match is None:
-        raise ValueError(f"{key} needs a whole number, not {text!r}")
-    return int(match[0]) % (1 << 64)
-
-
-def _mib(key: str, pairs: dict[str, str]) -> int:
-    return _int(pairs[key], key) * MIB % (1 << 64)
-
-
-def _at_least(large: int, key: str, pairs: dict[str, str]) -> int:
-    if _int(pairs[key], key) < large // MIB:
-        raise ValueError(f"{key} too small, must be >= {large // MIB} (large_segment_size_mb), not {pairs[key]}")
-    return _mib(key, pairs)
-
-
-def _divisions(value: str) -> tuple[int, ...]:
-    """One number for all slots, or ``[256:1,512:2,>:4]``: boundaries in MiB, ``>`` for all above the last one."""
-    key = "roundup_power2_divisions"
-    if not value.startswith("["):
-        return (_power_of_2(_int(value, key), "number of divisions"),) * SLOTS
-    slots = [0] * SLOTS
+def _read_divisions(slots: list[int], tokens: Tokens, i: int) -> None:
+    """Fill *slots* from one number, or from ``[256:1,512:2,>:4]``: boundaries in MiB, ``>`` for all above the last."""
+    if tokens[i] != "[":
+        slots[:] = [_power_of_2(tokens[i], "divisions has")] * SLOTS
+        return
+    end = tokens.end_of_pair(i - 2)
     last, first = 0, True
-    for boundary, number in _pairs(value[1:-1]):
-        parts = _int(number, key)
-        if parts:
-            _power_of_2(parts, "number of divisions")
+    for j in range(i + 1, end, 4):
+        boundary, value = tokens[j], tokens[j + 2]
+        parts = size_t(value) and _power_of_2(value, "divisions has")
         if boundary == ">":
             slots[last + 1 :] = [parts] * (SLOTS - last - 1)
             continue
-        last = min(_power_of_2(_int(boundary, key), "boundary").bit_length() - 1, SLOTS - 1)
+        last = min(_power_of_2(boundary, "intervals have").bit_length() - 1, SLOTS - 1)
         if first:
             slots[:last] = [parts] * last
             first = False
         slots[last] = parts
-    return tuple(slots)
 
 
-def _power_of_2(value: int, what: str) -> int:
+def _power_of_2(text: str, what: str) -> int:
+    value = size_t(text)
     if value < 1 or value & (value - 1):
-        raise ValueError(f"roundup_power2_divisions: each {what} has to be a power of 2, not {value}")
+        raise ConfValueError(f"roundup_power2_divisions: the {what} to be power of 2, not {text}")
     return value

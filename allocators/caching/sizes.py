@@ -26,8 +26,10 @@ ROUND_LARGE: Final = 2 * MIB
 TOO_LARGE: Final = 1 << 60
 """Requests from here on are refused before anything else (torch: "more than 1EB")."""
 
-PAD: Final[dict[Flavour, int]] = {"torch_npu": 32, "torch_cuda": 0}
-"""Added to a request before rounding. torch_npu leaves it out on Ascend950 with CANN 9.1 and later, not modelled."""
+NPU_PAD: Final = 32
+"""torch_npu adds it to a request before rounding (not on Ascend950 with CANN 9.1 and later)."""
+EXTRA_LARGE_BUFFER: Final = 1 << 30
+"""Unit of the large pool under ``page_size:1g``."""
 
 SLOTS: Final = 16
 """``roundup_power2_divisions`` has one number per power of two from 1 MiB to 32 GiB; the ends stand for all beyond."""
@@ -61,10 +63,12 @@ def round_to_division(size: int, parts: int) -> int:
     return -(-size // step) * step
 
 
-def allocation_size(rounded: int, large_segment: int = LARGE_BUFFER) -> int:
+def allocation_size(rounded: int, large_segment: int = LARGE_BUFFER, *, page_size_1g: bool = False) -> int:
     """Bytes asked of the driver on a miss: the segment's size."""
     if rounded <= SMALL_SIZE:
         return SMALL_BUFFER
+    if page_size_1g:
+        return -(-rounded // EXTRA_LARGE_BUFFER) * EXTRA_LARGE_BUFFER
     if rounded < MIN_LARGE_ALLOC:
         return large_segment
     return -(-rounded // ROUND_LARGE) * ROUND_LARGE

@@ -1,8 +1,8 @@
 """The command line: results on stdout, progress and errors on stderr.
 
-Exit codes: 0 done (an out-of-memory death is a result), 1 failure (traffic or files that cannot be read or written),
-2 usage (a key, value or combination that makes no sense), 3 does not fit, or died with ``--fail-on-oom``,
-130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+Exit codes: 0 done (an out-of-memory death is a result), 1 failure (traffic or files that cannot be read or written,
+something to compare with that is not there), 2 usage (a key, value or combination that makes no sense), 3 does not fit,
+or died with ``--fail-on-oom``, or differs from the real one, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 
 The simulator, pandas and Plotly are imported inside the verbs that need them: together they cost most of a second,
 which ``--help`` and shell completion should not pay.
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hbmtwin.api import Result
 
 OK, FAILURE, USAGE, DOES_NOT_FIT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+DIFFERS = 3
 
 app = typer.Typer(
     name="hbmtwin",
@@ -43,6 +44,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args_is_help=True)
+app.add_typer(validate_app, name="validate")
 
 ScenarioFile = Annotated[
     Path | None,
@@ -65,6 +69,14 @@ class UsageError(typer.TyperException):
 
 class Terminated(BaseException):
     """SIGTERM as an exception, so that it cleans up on its way as Ctrl-C does."""
+
+
+class RealSide(StrEnum):
+    """What ``hbmtwin validate allocator`` compares with."""
+
+    EMULATED = "emulated"
+    NPU = "npu"
+    CUDA = "cuda"
 
 
 class Part(StrEnum):
@@ -131,11 +143,19 @@ def _sigterm_raises() -> Iterator[None]:
 
 def _exit_code(error: Exception) -> int | None:
     """The exit code of a known failure; None for a bug, whose traceback is wanted."""
-    from hbmtwin.api import CatalogError, DoesNotFit, ResultError, ScenarioError, UnknownPolicy, WorkloadError
+    from hbmtwin.api import (
+        CatalogError,
+        DoesNotFit,
+        ReplayError,
+        ResultError,
+        ScenarioError,
+        UnknownPolicy,
+        WorkloadError,
+    )
 
     if isinstance(error, DoesNotFit):
         return DOES_NOT_FIT
-    if isinstance(error, ScenarioError | CatalogError | UnknownPolicy):
+    if isinstance(error, ScenarioError | CatalogError | UnknownPolicy | ReplayError):
         return USAGE
     if isinstance(error, WorkloadError | ResultError | OSError):
         return FAILURE
@@ -291,6 +311,69 @@ def compare(
         print_comparison(_stdout(), summaries, wall_s, same_traffic(results) if len(results) > 1 else "")
     print(f"report: {out / 'report.html'}", file=sys.stderr)
     return DOES_NOT_FIT if fail_on_oom and any(r.oom is not None for r in results.values()) else OK
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="Operation trace, CSV (plain or gzip) or Parquet.")],
+    capacity_bytes: Annotated[int, typer.Option(min=1, help="Bytes of the device.")],
+    allocator: Annotated[str, typer.Option(help="Device allocator: see `hbmtwin catalog policies`.")] = "caching",
+    flavour: Annotated[str | None, typer.Option(help="torch_npu or torch_cuda; default: torch_npu.")] = None,
+    release: Annotated[str | None, typer.Option(help="Release whose rules hold, e.g. 2.13.0.")] = None,
+    alloc_conf: Annotated[
+        str | None, typer.Option(help="Settings as in PYTORCH_NPU_ALLOC_CONF, e.g. max_split_size_mb:64.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Operations of this allocator, where a recorded run had several.")
+    ] = None,
+    per_op: Annotated[Path | None, typer.Option(help="Table with one row per operation: .csv or .parquet.")] = None,
+    json_: Json = False,
+) -> int:
+    """Replay an operation trace on a device allocator."""
+    from hbmtwin.cli.replay import print_replay, replay_trace, summary
+
+    given = {"flavour": flavour, "release": release, "alloc_conf": alloc_conf}
+    settings = {name: value for name, value in given.items() if value is not None}
+    begin = time.monotonic()
+    tally, stats = replay_trace(trace, allocator, settings, capacity_bytes, only=only, per_op=per_op)
+    wall_s = time.monotonic() - begin
+    if tally.errors:
+        print(f"note: {tally.errors:,} operations were refused; the first: {tally.first_error}", file=sys.stderr)
+    if json_:
+        print(_json(summary(tally, stats, wall_s)))
+    else:
+        print_replay(_stdout(), allocator, tally, stats, wall_s)
+    return OK
+
+
+@validate_app.command("allocator")
+def validate_allocator(
+    traces: Annotated[
+        list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Operation traces; without any they are made up.")
+    ] = None,
+    backend: Annotated[
+        RealSide, typer.Option(help="emulated: the real torch_npu on an emulated driver; npu, cuda: a device.")
+    ] = RealSide.EMULATED,
+    capacity_bytes: Annotated[int, typer.Option(min=1, help="Bytes of the device, for trace files.")] = 64 << 30,
+    alloc_conf: Annotated[str, typer.Option(help="Settings as in PYTORCH_NPU_ALLOC_CONF, for trace files.")] = "",
+    operations: Annotated[int, typer.Option(min=1, help="Of all made-up traces together.")] = 240_000,
+    seed: Annotated[int, typer.Option(help="Seed of the made-up traces.")] = 0,
+    json_: Json = False,
+) -> int:
+    """Compare the caching allocator with the real one, every counter at every operation."""
+    from hbmtwin.cli.validate import print_report
+    from hbmtwin.cli.validate import validate_allocator as compare_both
+    from hbmtwin.validation.emulated import NpuSettings
+
+    settings = NpuSettings(capacity_bytes=capacity_bytes, alloc_conf=alloc_conf)
+    begin = time.monotonic()
+    report = compare_both(traces or (), backend.value, settings, operations, seed)
+    wall_s = time.monotonic() - begin
+    if json_:
+        print(_json(report.to_dict() | {"wall_s": round(wall_s, 3)}))
+    else:
+        print_report(_stdout(), report, wall_s)
+    return DIFFERS if report.differing else OK
 
 
 def _comparison_writer(results: dict[str, Result]) -> Callable[[Path], None]:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-import hbmtwin.allocators.caching.allocator as subject
+import hbmtwin.allocators.caching.policy as subject
 from hbmtwin.allocators import HbmDriver
 from hbmtwin.allocators.caching import CachingAllocator, CachingConfig
-from hbmtwin.allocators.free_lists import BySize, LinkedBlock
+from hbmtwin.allocators.caching.blocks import ALLOCATED, FREE, Block, BlockPool, FreeBlocks
+from hbmtwin.allocators.caching.release import release_blocks
+from hbmtwin.allocators.caching.segments import Segments
 from hbmtwin.allocators.oom import Cause, OutOfMemory, classify
 from hbmtwin.allocators.records import Tag
 
@@ -299,16 +301,16 @@ CASES: dict[str, tuple[int, dict[str, object], dict[str, int]]] = {
 }
 
 
-def run(name: str, operations: int, seed: int, make: type[CachingAllocator] = CachingAllocator) -> int:
+def run(name: str, operations: int, seed: int) -> int:
     capacity, settings, expected = CASES[name]
     driver = HbmDriver(capacity * MIB)
-    allocator = make(driver, CachingConfig(**settings))
+    allocator = CachingAllocator(driver, CachingConfig(**settings))
     return compare(allocator, driver, Naive(capacity * MIB, **expected), operations, seed)
 
 
-def run_all(name: str, make: type[CachingAllocator] = CachingAllocator) -> int:
+def run_all(name: str) -> int:
     """10,000 operations; return how many failed for lack of memory."""
-    return sum(run(name, 2000, seed, make) for seed in range(5))
+    return sum(run(name, 2000, seed) for seed in range(5))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -316,94 +318,91 @@ def test_both_models_agree_on_everything(name: str) -> None:
     assert run_all(name) > 100, "the failing path was taken often"
 
 
-class HighestAddress(CachingAllocator):
-    """Planted: ties go to the highest address."""
-
-    def _get_free_block(self, rounded: int, free: BySize) -> LinkedBlock | None:
-        block = super()._get_free_block(rounded, free)
-        if block is None:
-            return None
-        last = max((b for b in free.blocks if b.size == block.size), key=lambda b: b.address, default=block)
-        if last.address < block.address:
-            return block
-        if last is not block:
-            free.drop(last)
-            free.put(block)
-        return last
+Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-class FirstFit(CachingAllocator):
-    """Planted: the lowest address that is large enough."""
-
-    def _get_free_block(self, rounded: int, free: BySize) -> LinkedBlock | None:
-        block = min((b for b in free.blocks if b.size >= rounded), key=lambda b: b.address, default=None)
-        if block is not None:
-            free.drop(block)
-        return block
+def plant(place: object, name: str) -> Callable[[Callable[..., object]], Plant]:
+    """A plant that puts the decorated function where *name* of *place* was."""
+    return lambda wrong: lambda patch: patch.setattr(place, name, wrong)
 
 
-class NoMergeToTheRight(CachingAllocator):
-    """Planted: a freed block absorbs only the block in front."""
+@plant(CachingAllocator, "_get_free_block")
+def ties_go_to_the_highest_address(self: CachingAllocator, home: FreeBlocks, rounded: int) -> Block | None:
+    fitting = [b for b in home.blocks if b.size >= rounded]
+    block = max(fitting, key=lambda b: (-b.size, b.address), default=None)
+    if block is not None:
+        home.drop(block)
+    return block
 
-    def _merge(self, block: LinkedBlock, free: BySize) -> None:
+
+@plant(CachingAllocator, "_get_free_block")
+def first_fit(self: CachingAllocator, home: FreeBlocks, rounded: int) -> Block | None:
+    block = min((b for b in home.blocks if b.size >= rounded), key=lambda b: b.address, default=None)
+    if block is not None:
+        home.drop(block)
+    return block
+
+
+def no_merge_to_the_right(patch: pytest.MonkeyPatch) -> None:
+    right = Segments.free_block
+
+    def wrong(self: Segments, block: Block) -> None:
         after = block.next
-        was = after is not None and after.allocated
-        if after is not None:
-            after.allocated = True
-        super()._merge(block, free)
-        if after is not None:
-            after.allocated = was
+        if after is not None and after.state == FREE:
+            after.state = ALLOCATED
+            right(self, block)
+            after.state = FREE
+        else:
+            right(self, block)
+
+    patch.setattr(Segments, "free_block", wrong)
 
 
-class KeepsSmallSegments(CachingAllocator):
-    """Planted: only the large pool is released before giving up."""
+def small_segments_are_kept(patch: pytest.MonkeyPatch) -> None:
+    def wrong(segments: Segments, expandable: object, pool: BlockPool, **options: bool) -> None:
+        if pool.kind == 1:
+            release_blocks(segments, expandable, pool, **options)
 
-    def _release_cached_blocks(self) -> None:
-        small, self._free = self._free[0], ({}, self._free[1])
-        super()._release_cached_blocks()
-        self._free = (small, self._free[1])
-
-
-class NoSecondTry(CachingAllocator):
-    """Planted: the oversize range is not released apart."""
-
-    def _release_available_cached_blocks(self, rounded: int, free: BySize) -> bool:
-        return False
+    patch.setattr(subject, "release_blocks", wrong)
 
 
-class CutsOversize(CachingAllocator):
-    """Planted: a block of the oversize range serves any request."""
-
-    def _get_free_block(self, rounded: int, free: BySize) -> LinkedBlock | None:
-        return free.take(rounded)
+@plant(subject, "release_available_cached_blocks")
+def the_oversize_range_is_not_released_apart(*_: object) -> bool:
+    return False
 
 
-class NoTolerance(CachingAllocator):
-    """Planted: an oversize request takes no larger block."""
-
-    def __init__(self, driver: HbmDriver, config: CachingConfig) -> None:
-        super().__init__(driver, config)
-        self._max_non_split_rounding = 512
+@plant(CachingAllocator, "_get_free_block")
+def oversize_blocks_are_cut(self: CachingAllocator, home: FreeBlocks, rounded: int) -> Block | None:
+    return home.take(rounded)
 
 
-class ReleasesSmallestFirst(CachingAllocator):
-    """Planted: of the oversize range the smallest blocks are released first."""
+def oversize_requests_take_no_larger_block(patch: pytest.MonkeyPatch) -> None:
+    right = CachingConfig.read_alloc_conf
 
-    def _release_available_cached_blocks(self, rounded: int, free: BySize) -> bool:
-        wanted = max(rounded, self._max_split_size)
-        released = 0
-        for block in [b for b in free.blocks if b.size >= self._max_split_size]:
-            if released < wanted:
-                released += block.size
-                self._release_block(block, free)
-        return released >= wanted
+    def wrong(self: CachingConfig) -> object:
+        conf = right(self)
+        conf.max_non_split_rounding = 512
+        return conf
+
+    patch.setattr(CachingConfig, "read_alloc_conf", wrong)
+
+
+@plant(subject, "release_available_cached_blocks")
+def the_smallest_oversize_blocks_go_first(segments: Segments, home: FreeBlocks, rounded: int, limit: int) -> bool:
+    wanted = max(rounded, limit)
+    released = 0
+    for block in [b for b in home.blocks if b.size >= limit]:
+        if released < wanted:
+            released += block.size
+            segments.release_segment(block)
+    return released >= wanted
 
 
 def plant_pad(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(subject, "PAD", {"torch_npu": 0, "torch_cuda": 32})
+    patch.setattr("hbmtwin.allocators.caching.releases.NPU_PAD", 0)
 
 
-def plant_constant(name: str, value: int) -> Callable[[pytest.MonkeyPatch], None]:
+def plant_constant(name: str, value: int) -> Plant:
     return lambda patch: patch.setattr(subject, name, value)
 
 
@@ -418,19 +417,31 @@ def plant_constant(name: str, value: int) -> Callable[[pytest.MonkeyPatch], None
     ],
     ids=["pad", "split at 1 MiB", "split later", "small split at 1024", "pool boundary"],
 )
-def test_a_wrong_number_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         run_all("torch_npu")
 
 
-@pytest.mark.parametrize("planted", [HighestAddress, FirstFit, NoMergeToTheRight, KeepsSmallSegments])
-def test_a_wrong_rule_is_found(planted: type[CachingAllocator]) -> None:
+@pytest.mark.parametrize(
+    "plant", [ties_go_to_the_highest_address, first_fit, no_merge_to_the_right, small_segments_are_kept]
+)
+def test_a_wrong_rule_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     with pytest.raises(AssertionError):
-        run_all("torch_npu", planted)
+        run_all("torch_npu")
 
 
-@pytest.mark.parametrize("planted", [NoSecondTry, CutsOversize, NoTolerance, ReleasesSmallestFirst])
-def test_a_wrong_rule_of_the_oversize_range_is_found(planted: type[CachingAllocator]) -> None:
+@pytest.mark.parametrize(
+    "plant",
+    [
+        the_oversize_range_is_not_released_apart,
+        oversize_blocks_are_cut,
+        oversize_requests_take_no_larger_block,
+        the_smallest_oversize_blocks_go_first,
+    ],
+)
+def test_a_wrong_rule_of_the_oversize_range_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     with pytest.raises(AssertionError):
-        run_all("torch_npu, max_split and cap", planted)
+        run_all("torch_npu, max_split and cap")

@@ -125,7 +125,17 @@ def test_an_owner_that_is_larger_than_the_device_never_fits() -> None:
 
 
 def test_every_rule_has_a_sentence() -> None:
-    assert set(RULES) == {"segment_size", "stream", "pool", "cap"}
+    assert set(RULES) == {
+        "segment_size",
+        "no_second_search",
+        "stream",
+        "pool",
+        "private_pool",
+        "expandable_segments",
+        "max_split_size",
+        "preempted",
+        "cap",
+    }
 
 
 def test_regrow_says_which_tensors_it_had_replaced() -> None:

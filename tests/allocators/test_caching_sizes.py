@@ -4,11 +4,12 @@ import pytest
 
 from hbmtwin.allocators import HbmDriver
 from hbmtwin.allocators.caching import CachingAllocator, CachingConfig
-from hbmtwin.allocators.caching.conf import parse_alloc_conf
-from hbmtwin.allocators.caching.sizes import PAD, Flavour, allocation_size, round_size, round_to_division, slot
+from hbmtwin.allocators.caching.conf import AllocatorConf
+from hbmtwin.allocators.caching.sizes import Flavour, allocation_size, round_size, round_to_division, slot
 from hbmtwin.allocators.records import Tag
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PAD = {"torch_npu": 32, "torch_cuda": 0}
 
 # request: (CUDA rounded, pool, segment), (NPU rounded, pool, segment)
 SIZES = {
@@ -89,7 +90,9 @@ def test_slots_of_divisions(size: int, index: int) -> None:
 
 
 def test_a_listed_1_leaves_300_mb_at_plain_rounding() -> None:
-    divisions = parse_alloc_conf("roundup_power2_divisions:[256:1,512:2,>:8]", "torch_cuda").roundup_power2_divisions
+    conf = AllocatorConf("torch_cuda")
+    conf.parse("roundup_power2_divisions:[256:1,512:2,>:8]")
+    divisions = conf.roundup_power2_divisions
     assert round_size(300_000_000, 0, divisions) == 300_000_256
     assert round_size(600 * MIB, 0, divisions) == 768 * MIB
     assert round_size(1100 * MIB, 0, divisions) == 1152 * MIB

@@ -1,5 +1,6 @@
 """Every registered device allocator under whatever Hypothesis thinks of, checked after each step."""
 
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
@@ -85,6 +86,116 @@ class Machine(RuleBasedStateMachine):
         blocks = [b for s in self.allocator.walk() for b in s.blocks if b.state == "active_allocated"]
         assert sorted((b.requested, b.tag, b.owner) for b in blocks) == sorted(self.live.values())
         assert {b.address for b in blocks} == {self.allocator.address(handle) for handle in self.live}
+
+
+class CachingMachine(Machine):
+    """All verbs of the caching allocator; the model knows who owns which bytes, and which blocks may still wait."""
+
+    policy = "caching"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered: list[str] = []
+        self.pools: list[str] = []
+        self.made = 0
+        self.expandable = "expandable_segments:True" in self.options.get("alloc_conf", "")
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), stream=st.integers(0, 3))
+    def record_stream(self, data: st.DataObject, stream: int) -> None:
+        self.allocator.record_stream(data.draw(st.sampled_from(sorted(self.live))), stream)
+
+    @precondition(lambda self: self.live and self.allocator.rules.flavour == "torch_npu")
+    @rule(data=st.data(), stream=st.integers(0, 3), current=st.integers(0, 2))
+    def erase_stream(self, data: st.DataObject, stream: int, current: int) -> None:
+        self.allocator.erase_stream(data.draw(st.sampled_from(sorted(self.live))), stream, current)
+
+    @rule(stream=st.one_of(st.none(), st.integers(0, 3)), count=st.one_of(st.none(), st.integers(0, 3)))
+    def complete_events(self, stream: int | None, count: int | None) -> None:
+        before = self.allocator.usage()
+        self.allocator.complete_events(stream, count)
+        assert self.allocator.usage() == before, "completed is not freed"
+
+    @rule()
+    def synchronize(self) -> None:
+        self.allocator.synchronize()
+
+    @rule(fraction=st.sampled_from([0.3, 0.7, 0.9]))
+    def fraction(self, fraction: float) -> None:
+        self.allocator.set_per_process_memory_fraction(fraction)
+
+    @rule(accumulated=st.booleans())
+    def reset(self, accumulated: bool) -> None:
+        a = self.allocator
+        (a.reset_accumulated_memory_stats if accumulated else a.reset_peak_memory_stats)()
+        stats = a.stats()
+        if accumulated:
+            assert not any(value for key, value in stats.items() if key.endswith((".allocated", ".freed")))
+        else:
+            peaks = {key: value for key, value in stats.items() if key.endswith(".peak")}
+            assert all(stats[key.replace(".peak", ".current")] == value for key, value in peaks.items())
+
+    @rule(data=st.data(), use_on_oom=st.booleans(), no_split=st.booleans())
+    def mempool_begin(self, data: st.DataObject, use_on_oom: bool, no_split: bool) -> None:
+        outside = [name for name in self.pools if name not in self.entered]
+        name = data.draw(st.sampled_from([*outside, ""])) or f"pool {self.made}"
+        if name not in self.pools:
+            self.made += 1
+            self.pools.append(name)
+        self.entered.append(name)
+        self.allocator.mempool_begin(name, use_on_oom, no_split)
+
+    @precondition(lambda self: self.entered)
+    @rule(data=st.data())
+    def mempool_end(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.entered))
+        self.entered.remove(name)
+        self.allocator.mempool_end(name)
+
+    @precondition(lambda self: not self.expandable and set(self.pools) - set(self.entered))
+    @rule(data=st.data())
+    def mempool_delete(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(set(self.pools) - set(self.entered))))
+        self.pools.remove(name)
+        self.allocator.mempool_delete(name)
+
+    @precondition(lambda self: self.allocator.rules.flavour == "torch_npu")
+    @rule(size=SIZES, stream=st.integers(0, 2))
+    def workspace(self, size: int, stream: int) -> None:
+        with suppress(OutOfMemory):
+            self.allocator.workspace(size, stream)
+
+    @precondition(lambda self: self.expandable and self.allocator.rules.keeps_pages)
+    @rule()
+    def empty_virt_addr_cache(self) -> None:
+        self.allocator.empty_virt_addr_cache()
+
+    @invariant()
+    def the_driver_agrees(self) -> None:
+        a = self.allocator
+        held = a.usage().reserved + a.workspace_bytes
+        kept = self.driver.used_bytes - held
+        assert kept == 0 or (self.expandable and kept > 0), "all but kept pages"
+        stats = a.stats()
+        for family in ("active", "active_bytes", "allocation", "allocated_bytes", "reserved_bytes", "segment"):
+            for pool in ("all", "small_pool", "large_pool"):
+                assert 0 <= stats[f"{family}.{pool}.current"] <= stats[f"{family}.{pool}.peak"]
+
+
+CACHING_CASES = [
+    {},
+    {"flavour": "torch_cuda", "alloc_conf": "max_split_size_mb:20,garbage_collection_threshold:0.4"},
+    {"alloc_conf": "expandable_segments:True"},
+    {"alloc_conf": "expandable_segments:True,multi_stream_lazy_reclaim:True", "research_after_sync": True},
+    {"flavour": "torch_cuda", "alloc_conf": "expandable_segments:True,garbage_collection_threshold:0.4"},
+    {"alloc_conf": "max_split_size_mb:20,garbage_collection_threshold:0.4,roundup_power2_divisions:4"},
+]
+
+
+@pytest.mark.parametrize("options", CACHING_CASES, ids=str)
+def test_whatever_is_called_of_the_caching_allocator(options: dict[str, Any]) -> None:
+    machine = type("CachingMachine", (CachingMachine,), {"options": options})
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=50, deadline=None))
 
 
 CASES = [(name, {}) for name in device_allocators.names()] + [

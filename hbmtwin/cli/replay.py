@@ -1,0 +1,79 @@
+"""``hbmtwin replay``: one trace on one allocator, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from hbmtwin.api import (
+    HbmDriver,
+    OutOfMemory,
+    ReplayError,
+    Tally,
+    make_allocator,
+    per_op_rows,
+    read_memory_trace,
+    replay,
+    write_per_op,
+)
+from hbmtwin.dashboard.verdict import bytes_text
+
+
+def replay_trace(
+    trace: Path,
+    allocator: str,
+    settings: Mapping[str, object],
+    capacity_bytes: int,
+    *,
+    only: str | None = None,
+    per_op: Path | None = None,
+) -> tuple[Tally, dict[str, int]]:
+    """Carry the trace out, write the table where one is wanted, and return the counts and the final statistics."""
+    driver = HbmDriver(capacity_bytes)
+    try:
+        device_allocator = make_allocator(allocator, driver, settings)
+    except OutOfMemory as error:
+        raise ReplayError(f"{error}; give it more --capacity-bytes") from None
+    tally = Tally()
+    results = tally.count(replay(read_memory_trace(trace, allocator=only), device_allocator, driver))
+    if per_op is None:
+        for _ in results:
+            pass
+    else:
+        write_per_op(per_op_rows(results, device_allocator), per_op)
+    return tally, device_allocator.stats()
+
+
+def summary(tally: Tally, stats: Mapping[str, int], wall_s: float) -> dict[str, Any]:
+    """What ``--json`` prints: torch's keys (``num_ooms`` among them), and counts of the trace."""
+    return {
+        **stats,
+        "operations": tally.operations,
+        "oom_operations": tally.ooms,
+        "first_oom_index": tally.first_oom_index,
+        "refused_operations": tally.errors,
+        "operations_per_second": round(tally.operations / wall_s, 1) if wall_s else 0.0,
+    }
+
+
+def print_replay(console: Console, name: str, tally: Tally, stats: Mapping[str, int], wall_s: float) -> None:
+    """How many operations, where memory ran out first, and what was held at the end and at the peak."""
+    fate = "none ran out of memory"
+    if tally.first_oom_index is not None:
+        fate = f"{tally.ooms:,} ran out of memory, operation {tally.first_oom_index:,} first"
+    console.print(f"[bold]{escape(name)}: {tally.operations:,} operations, {fate}[/bold]")
+    for family in ("reserved_bytes", "allocated_bytes", "requested_bytes"):
+        now, peak = stats[f"{family}.all.current"], stats[f"{family}.all.peak"]
+        console.print(
+            f"  {family.removesuffix('_bytes'):<10} {bytes_text(now)} at the end, {bytes_text(peak)} at the peak"
+        )
+    if "num_device_alloc" in stats:  # older releases do not count them
+        console.print(
+            f"  driver     {stats['num_device_alloc']:,} allocations, {stats['num_device_free']:,} frees, "
+            f"{stats['num_alloc_retries']:,} retries"
+        )
+    console.print(f"GiB = 2^30 bytes. Took {wall_s:.1f} s.", style="dim")

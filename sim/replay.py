@@ -1,0 +1,294 @@
+"""Replays an operation trace on any device allocator: what each operation got, and the books after it."""
+
+from __future__ import annotations
+
+import csv
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hbmtwin.allocators.caching import ConfError, UnsafeState
+from hbmtwin.allocators.contract import DeviceAllocator, Driver
+from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.records import Tag
+from hbmtwin.allocators.registry import device_allocators
+from hbmtwin.allocators.stats import ACTIVE_BYTES, ALLOCATED_BYTES, REQUESTED_BYTES, RESERVED_BYTES, StatsGrid
+from hbmtwin.workloads.memory_trace import POOL_FLAGS, MemoryOp
+
+FEATURES: Final[Mapping[str, str]] = {
+    "record_stream": "streams",
+    "erase_stream": "streams",
+    "event_complete": "streams",
+    "synchronize": "streams",
+    "empty_cache": "empty_cache",
+    "empty_virt_addr_cache": "virtual_memory",
+    "set_conf": "settings",
+    "set_fraction": "settings",
+    "reset_peak": "statistics",
+    "reset_accumulated": "statistics",
+    "mempool_begin": "pools",
+    "mempool_end": "pools",
+    "mempool_delete": "pools",
+    "workspace": "workspace",
+}
+"""The feature that an allocator must offer for an operation; those that are missing need none."""
+_BYTES: Final = {
+    "reserved_bytes": RESERVED_BYTES,
+    "allocated_bytes": ALLOCATED_BYTES,
+    "requested_bytes": REQUESTED_BYTES,
+    "active_bytes": ACTIVE_BYTES,
+}
+_COUNTERS: Final = ("num_device_alloc", "num_device_free", "num_alloc_retries")
+PER_OP: Final = ("index", "op", "id", "address", *_BYTES, *_COUNTERS, "oom")
+"""Columns of the table with one row per operation."""
+_TAGS: Final = {tag.name.lower(): tag for tag in Tag}
+
+
+class ReplayError(ValueError):
+    """A trace or a setting that this allocator cannot take: what, where, and the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpResult:
+    """What one operation got."""
+
+    index: int
+    """Row of the trace, from 0."""
+    op: str
+    id: int | str | None
+    address: int | None
+    """Absolute, of malloc, free and workspace; None where nothing was given."""
+    oom: bool
+    """It ended in OutOfMemory."""
+    error: str
+    """``ValueError: text`` of a refusal after which the real one goes on, such as a bad setting; of an OutOfMemory
+    torch's text, where the allocator has one; else empty."""
+
+
+def make_allocator(name: str, driver: Driver, settings: Mapping[str, object]) -> DeviceAllocator:
+    """A device allocator by its registered name, with those settings of its ``Config`` that are given.
+
+    One that must be told its bytes (``limit_bytes``) gets the whole device. Raise UnknownPolicy, or ReplayError for a
+    setting that it has not or refuses, OutOfMemory if its region does not fit.
+    """
+    make: Any = device_allocators.get(name)
+    known = {field.name: field for field in fields(make.Config)}
+    for setting in settings:
+        if setting not in known:
+            raise ReplayError(f"{name} has no setting {setting!r}; leave it out, or choose an allocator that has it")
+    given = dict(settings)
+    if "limit_bytes" in known and known["limit_bytes"].default is MISSING:
+        given.setdefault("limit_bytes", driver.mem_info()[1])
+    try:
+        allocator: DeviceAllocator = make(driver, make.Config(**given))
+    except (ValueError, ConfError) as error:
+        raise ReplayError(f"{name}: {error}") from None
+    return allocator
+
+
+def replay(ops: Iterable[MemoryOp], allocator: DeviceAllocator, driver: Driver) -> Iterator[OpResult]:
+    """Carry out each operation; yield what it got before the next is begun, so that the books can be read between.
+
+    Operations on an id that owns nothing (its malloc failed, or asked for 0 bytes, or it was freed) do nothing. Raise
+    ReplayError for an operation that the allocator lacks a feature for, for an id that is used twice, and where the
+    real allocator would break its own memory.
+    """
+    verbs = _Verbs(allocator, driver)
+    carry_out = verbs.by_name()
+    for index, op in enumerate(ops):
+        feature = FEATURES.get(op.op)
+        if feature is not None and feature not in allocator.features:
+            offers = ", ".join(sorted(allocator.features))
+            raise ReplayError(
+                f"operation {index}, {op.op}: {allocator.name} has no feature {feature!r} (it offers {offers}); "
+                "choose an allocator that has it, or leave such operations out"
+            )
+        address, oom, error = None, False, ""
+        try:
+            address = carry_out[op.op](op)
+        except OutOfMemory as shortage:
+            oom, error = True, shortage.torch_message
+        except _Twice as twice:
+            raise ReplayError(f"operation {index}, {op.op}: {twice}") from None
+        except UnsafeState as unsafe:
+            raise ReplayError(f"operation {index}, {op.op}: {unsafe}") from None
+        except (ValueError, RuntimeError) as refusal:
+            if op.op not in _REFUSABLE:
+                raise ReplayError(f"operation {index}, {op.op}: {refusal}") from None
+            kind = ValueError if isinstance(refusal, ValueError) else RuntimeError
+            error = f"{kind.__name__}: {refusal}"
+        yield OpResult(index, op.op, op.id, address, oom, error)
+
+
+_REFUSABLE: Final = frozenset(
+    ("set_conf", "set_fraction", "mempool_begin", "mempool_end", "mempool_delete", "empty_virt_addr_cache")
+)
+"""Operations that the real allocator refuses with an error and goes on."""
+
+
+class _Twice(Exception):
+    """A number that owns or owned something is given out again."""
+
+
+class _Verbs:
+    """What each word of the trace calls, and who owns what."""
+
+    def __init__(self, allocator: Any, driver: Driver) -> None:
+        self.allocator = allocator
+        self.driver = driver
+        self.handles: dict[int | str | None, int] = {}
+        self.failed: set[int | str | None] = set()
+
+    def by_name(self) -> dict[str, Callable[[MemoryOp], int | None]]:
+        a = self.allocator
+        return {
+            "malloc": self.malloc,
+            "free": self.free,
+            "record_stream": self.record_stream,
+            "erase_stream": self.erase_stream,
+            "event_complete": lambda op: a.complete_events(op.stream, int(op.arg) if op.arg else None),
+            "synchronize": lambda op: a.synchronize(),
+            "empty_cache": lambda op: a.empty_cache(),
+            "empty_virt_addr_cache": lambda op: a.empty_virt_addr_cache(),
+            "set_conf": lambda op: a.set_allocator_settings(op.arg),
+            "set_fraction": lambda op: a.set_per_process_memory_fraction(float(op.arg)),
+            "reset_peak": lambda op: a.reset_peak_memory_stats(),
+            "reset_accumulated": lambda op: a.reset_accumulated_memory_stats(),
+            "mempool_begin": lambda op: a.mempool_begin(op.id, **{flag: flag in op.arg for flag in POOL_FLAGS}),
+            "mempool_end": lambda op: a.mempool_end(op.id),
+            "mempool_delete": lambda op: a.mempool_delete(op.id),
+            "workspace": lambda op: a.workspace(op.size, op.stream or 0),
+            "other_memory": lambda op: self.driver.set_tenants(op.size),
+        }
+
+    def malloc(self, op: MemoryOp) -> int | None:
+        if op.id in self.handles or op.id in self.failed:
+            raise _Twice(f"id {op.id} stands for another tensor already; give each a number of its own")
+        if op.size == 0:
+            return None  # torch answers with a null pointer before any allocator sees it
+        tag = _TAGS.get(op.tag, Tag.ACTIVATION)
+        try:
+            handle: int = self.allocator.malloc(op.size, stream=op.stream or 0, tag=tag, owner=op.owner)
+        except OutOfMemory:
+            self.failed.add(op.id)
+            raise
+        self.handles[op.id] = handle
+        address: int = self.allocator.address(handle)
+        return address
+
+    def free(self, op: MemoryOp) -> int | None:
+        handle = self.handles.pop(op.id, None)
+        if handle is None:
+            return None
+        address: int = self.allocator.address(handle)
+        self.allocator.free(handle)
+        return address
+
+    def record_stream(self, op: MemoryOp) -> None:
+        if op.id in self.handles:
+            self.allocator.record_stream(self.handles[op.id], op.stream)
+
+    def erase_stream(self, op: MemoryOp) -> None:
+        if op.id in self.handles:
+            self.allocator.erase_stream(self.handles[op.id], op.stream, int(op.arg))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts what went by."""
+
+    operations: int = 0
+    ooms: int = 0
+    first_oom_index: int | None = None
+    errors: int = 0
+    first_error: str = ""
+
+    def count(self, results: Iterable[OpResult]) -> Iterator[OpResult]:
+        """Hand results on, counted."""
+        for result in results:
+            self.operations += 1
+            if result.oom:
+                self.ooms += 1
+                if self.first_oom_index is None:
+                    self.first_oom_index = result.index
+            elif result.error:
+                self.errors += 1
+                self.first_error = self.first_error or f"operation {result.index}, {result.op}: {result.error}"
+            yield result
+
+
+# -- the table with one row per operation ------------------------------------------------------------------------------
+
+
+def per_op_rows(results: Iterable[OpResult], allocator: DeviceAllocator) -> Iterator[tuple[Any, ...]]:
+    """A row of :data:`PER_OP` for each result; addresses are offsets from the first one that was given."""
+    books = _books(allocator)
+    first: int | None = None
+    for r in results:
+        if first is None:
+            first = r.address
+        offset = None if r.address is None or first is None else r.address - first
+        yield (r.index, r.op, r.id, offset, *books(), int(r.oom))
+
+
+def _books(allocator: DeviceAllocator) -> Callable[[], tuple[int, ...]]:
+    """What reads the bytes and counters of a row: from the grid where there is one, since all statistics cost more."""
+    grid = getattr(allocator, "grid", None)
+    if isinstance(grid, StatsGrid):
+        rows = tuple(_BYTES.values())
+        return lambda: (*map(grid.total, rows), grid.num_device_alloc, grid.num_device_free, grid.num_alloc_retries)
+    keys = (*(f"{name}.all.current" for name in _BYTES), *_COUNTERS)
+
+    def from_statistics() -> tuple[int, ...]:
+        stats = allocator.stats()
+        return tuple(stats[key] for key in keys)
+
+    return from_statistics
+
+
+def write_per_op(rows: Iterable[tuple[Any, ...]], path: Path) -> None:
+    """Write such rows as Parquet if the name ends in ``.parquet``, else as CSV; the file appears whole or not at all.
+
+    Raise OSError if it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if path.suffix == ".parquet":
+            pq.write_table(_table(rows), partial)
+        else:
+            with partial.open("w", encoding="utf-8", newline="\n") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(PER_OP)
+                writer.writerows(rows)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _table(rows: Iterable[tuple[Any, ...]]) -> pa.Table:
+    """All rows as columns, eight bytes a number; names of pools among the ids make that column text."""
+    numbers = {name: array("q") for name in PER_OP if name not in ("op", "id", "address")}
+    others: dict[str, list[Any]] = {"op": [], "id": [], "address": []}
+    for row in rows:
+        for name, value in zip(PER_OP, row, strict=True):
+            if name in others:
+                others[name].append(value)
+            else:
+                numbers[name].append(value)
+    if any(isinstance(identity, str) for identity in others["id"]):
+        others["id"] = [None if identity is None else str(identity) for identity in others["id"]]
+        id_type = pa.string()
+    else:
+        id_type = pa.int64()
+    types = {"op": pa.string(), "id": id_type, "address": pa.int64()}
+    columns = {
+        name: pa.array(others[name], types[name]) if name in others else pa.array(numbers[name], pa.int64())
+        for name in PER_OP
+    }
+    return pa.table(columns)
