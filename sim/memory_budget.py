@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hbmtwin.allocators.caching.sizes import PAD, allocation_size, round_size
+from hbmtwin.allocators.caching.sizes import NPU_PAD, allocation_size, round_size
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank, weight_tensors
 from hbmtwin.sim.engine_rules import (
@@ -291,7 +291,7 @@ def _segment_share(size: int) -> int:
     """Bytes of segments that a tensor of *size* takes, with the pad of torch_npu; 0 for none."""
     if size == 0:
         return 0
-    rounded = round_size(size, PAD["torch_npu"])
+    rounded = round_size(size, NPU_PAD)
     segment = allocation_size(rounded)
     return segment // (segment // rounded)
 
