@@ -186,7 +186,8 @@ class BufferStore:
                     self._regrown(buffers, first, arena.regrow(handles[first : first + width], size), size - old)
             except OutOfMemory as error:
                 self._regrown(buffers, first, error.done, size - old)
-                raise OutOfMemory(self._with_kv_terms(error.facts, buffers, old)) from error
+                facts = self._with_kv_terms(error.facts, buffers, old)
+                raise OutOfMemory(facts, torch_message=error.torch_message) from error
         if layer == self._last_layer:
             self._finish_growth()
 

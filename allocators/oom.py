@@ -129,15 +129,23 @@ class OomRecord:
     """Id of the request whose sequence asked, -1 when none did."""
     cause: Cause
     facts: OomFacts
+    torch_message: str = ""
+    """What the real allocator would have printed, where it is one of torch's."""
 
     @classmethod
-    def of(cls, facts: OomFacts, *, time_ns: int, request: int) -> OomRecord:
+    def of(cls, facts: OomFacts, *, time_ns: int, request: int, torch_message: str = "") -> OomRecord:
         """The record of complete facts, with the cause named."""
-        return cls(time_ns=time_ns, request=request, cause=classify(facts), facts=facts)
+        return cls(time_ns, request, classify(facts), facts, torch_message)
 
     def to_dict(self) -> dict[str, object]:
         """A flat dictionary of JSON values, the cause first."""
         facts = asdict(self.facts)
         facts["tag"] = None if self.facts.tag is None else self.facts.tag.name.lower()
         facts["free_bytes"] = self.facts.free_bytes
-        return {"cause": self.cause.value, "time_s": self.time_ns / 1e9, "request": self.request, **facts}
+        return {
+            "cause": self.cause.value,
+            "time_s": self.time_ns / 1e9,
+            "request": self.request,
+            **facts,
+            "torch_message": self.torch_message,
+        }

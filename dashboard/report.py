@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 from hbmtwin.api import Result
 from hbmtwin.dashboard.address_map import address_map, moments
 from hbmtwin.dashboard.figures import kv_utilization, latency_by_turn, memory_over_time
-from hbmtwin.dashboard.verdict import HEADER, headline, oom_in_words, rejections_text, rows, same_traffic
+from hbmtwin.dashboard.verdict import HEADER, headline, oom_in_words, rejections_text, rows, same_traffic, server_log
 
 MAX_MOMENTS = 8
 """Address maps of one policy that a report carries: the last one (which is the death, if it died) is always there."""
@@ -71,7 +71,8 @@ def _setting(result: Result) -> str:
 
 
 def _death(name: str, summary: Mapping[str, Any]) -> str:
-    return f'<p class="oom"><strong>{html.escape(name)}.</strong> {html.escape(oom_in_words(summary["oom"]))}</p>'
+    log = f"<br><small>{html.escape(text)}</small>" if (text := server_log(summary["oom"])) else ""
+    return f'<p class="oom"><strong>{html.escape(name)}.</strong> {html.escape(oom_in_words(summary["oom"]))}{log}</p>'
 
 
 def _table(results: Mapping[str, Result]) -> str:

@@ -119,6 +119,12 @@ def oom_in_words(oom: Summary) -> str:
     )
 
 
+def server_log(oom: Summary) -> str:
+    """What the log of a real server would say, as a sentence; empty where nothing is known of it."""
+    message = oom.get("torch_message", "")
+    return f'The server\'s log would say: "{message}"' if message else ""
+
+
 def rows(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
     """The comparison table: one row a policy, cells as text in the units of :data:`HEADER`."""
     return [

@@ -203,7 +203,7 @@ class Engine:
             except OutOfMemory as error:
                 work_ns = self._work_ns()
                 yield _Last(env, work_ns)
-                self._die(error.facts)
+                self._die(error.facts, error.torch_message)
                 continue
             work_ns = self._work_ns()
             leap = self._leap(plan, start, work_ns, changed)
@@ -362,7 +362,7 @@ class Engine:
             parked_bytes=kv.parked,
         )
 
-    def _die(self, facts: OomFacts) -> None:
+    def _die(self, facts: OomFacts, torch_message: str = "") -> None:
         """The process dies: keep the record, the last row and the map of this moment."""
         now = int(self.env.now)
         usages = [a.usage() for a in self.books.allocators]
@@ -379,7 +379,7 @@ class Engine:
             transient_bytes=sum(u.requested_by_tag[Tag.ACTIVATION] + u.requested_by_tag[Tag.WORKSPACE] for u in usages),
             pending_bytes=sum(u.pending for u in usages),
         )
-        self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner)
+        self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner, torch_message=torch_message)
         self.recorder.now_ns = now
         # The step was not committed: the tokens that are physically there are the policy's to count.
         tokens = self.kv.usage().token // self.books.token_bytes

@@ -25,6 +25,7 @@ from hbmtwin.dashboard.verdict import (
     rejections_text,
     rows,
     seconds_text,
+    server_log,
 )
 
 WORDS = 24
@@ -106,6 +107,8 @@ def print_run(console: Console, name: str, summary: Summary, wall_s: float) -> N
     console.print(f"[bold]{escape(name)}: {escape(fate(summary))}[/bold]")
     if summary["oom"] is not None:
         console.print(escape(oom_in_words(summary["oom"])))
+        if log := server_log(summary["oom"]):
+            console.print(escape(log))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")

@@ -218,3 +218,24 @@ def test_the_driver_of_a_twin_is_its_own() -> None:
     first, second = Twin(scenario()), Twin(scenario())
     assert isinstance(first.driver, HbmDriver)
     assert first.driver is not second.driver
+
+
+@pytest.mark.parametrize(
+    ("device", "begins"),
+    [
+        ("ascend-910b4", "NPU out of memory. Tried to allocate 514.00 MiB (NPU 0; 29.50 GiB total capacity; "),
+        ("a100-80gb", "CUDA out of memory. Tried to allocate "),
+    ],
+)
+def test_a_death_is_told_as_torch_would_tell_it_too(device: str, begins: str) -> None:
+    overrides = [f"device.name={device}", "workload.users=300", "workload.num_prompts=300"]
+    oom = Twin(Scenario.load(preset="doubling", overrides=overrides)).run().oom
+    assert oom is not None
+    assert oom["torch_message"].startswith(begins)
+
+
+def test_a_pool_that_refuses_has_no_message_of_torch() -> None:
+    overrides = ["memory.oom=stop", "workload.users=300", "workload.num_prompts=300"]
+    oom = Twin(Scenario.load(preset="paged", overrides=overrides)).run().oom
+    assert oom is not None
+    assert oom["torch_message"] == ""
