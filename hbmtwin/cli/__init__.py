@@ -14,20 +14,17 @@ import difflib
 import json
 import os
 import shutil
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hbmtwin import __version__
+from hbmtwin.cli.process import Terminated, open_closed_streams, sigterm_raises
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,10 +64,6 @@ class UsageError(typer.TyperException):
     exit_code = USAGE
 
 
-class Terminated(BaseException):
-    """SIGTERM as an exception, so that it cleans up on its way as Ctrl-C does."""
-
-
 class RealSide(StrEnum):
     """What ``hbmtwin validate allocator`` compares with."""
 
@@ -89,9 +82,9 @@ class Part(StrEnum):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never a traceback for a user's mistake."""
-    _open_closed_streams()
+    open_closed_streams()
     try:
-        with _sigterm_raises():
+        with sigterm_raises():
             code = app(args=argv, prog_name="hbmtwin", standalone_mode=False)
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
         return code if isinstance(code, int) else OK
@@ -109,36 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code is None:
             raise
         return _complain(str(error) + _subtraction(error), code)
-
-
-def _open_closed_streams() -> None:
-    """Send to nowhere what was closed (`hbmtwin >&-`): Python has no stream for it, and workers would have none."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Raise Terminated on the first SIGTERM, and let the clean-up that follows finish undisturbed."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():  # no other thread may have handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -1,0 +1,45 @@
+"""The program as a process: streams that its caller closed, and SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Terminated(BaseException):
+    """SIGTERM as an exception, so that it cleans up on its way as Ctrl-C does."""
+
+
+def open_closed_streams() -> None:
+    """Send to nowhere what was closed (`hbmtwin >&-`): Python has no stream for it, and workers would have none."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise Terminated on the first SIGTERM, and let the clean-up that follows finish undisturbed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # no other thread may have handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
