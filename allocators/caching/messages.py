@@ -48,7 +48,9 @@ def out_of_memory(
         f"{format_size(total)} of which {format_size(free)} is free. {cap}Of the allocated memory "
         f"{format_size(allocated + private_free)} is allocated by PyTorch{private}, and "
         f"{format_size(reserved - allocated - private_free)} is reserved by PyTorch but unallocated. If reserved but "
-        "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+        "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+        "fragmentation.  See documentation for Memory Management  "
+        "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
     )
 
 
