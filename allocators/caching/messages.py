@@ -42,7 +42,9 @@ def out_of_memory(
             "max_split_size_mb to avoid fragmentation."
         )
     cap = "" if allowed is None else f"{format_size(allowed)} allowed; "
-    private = f", with {format_size(private_free)} allocated in private pools" if private_free else ""
+    private = (
+        f", with {format_size(private_free)} allocated in private pools (e.g., CUDA Graphs)" if private_free else ""
+    )
     return (
         f"CUDA out of memory. Tried to allocate {format_size(allocation_size)}. GPU 0 has a total capacity of "
         f"{format_size(total)} of which {format_size(free)} is free. {cap}Of the allocated memory "

@@ -9,6 +9,7 @@ from pathlib import Path
 from hbmtwin.validation.allocator import Case, CaseReport, validate
 from hbmtwin.validation.emulated import EmulatorUnavailable, NpuSettings
 from hbmtwin.validation.emulated.cuda import CUDA_CONFIGURATIONS, CudaBackend, EmulatedCuda
+from hbmtwin.validation.emulated.cuda.traffic import cuda_trace
 
 
 def main() -> int:
@@ -21,7 +22,7 @@ def main() -> int:
         return 2
     each = -(-options.operations // len(CUDA_CONFIGURATIONS))
     cases = [
-        Case(c.name, c.trace(each, options.seed), NpuSettings(c.capacity_bytes, alloc_conf=c.alloc_conf))
+        Case(c.name, cuda_trace(c, each, options.seed), NpuSettings(c.capacity_bytes, alloc_conf=c.alloc_conf))
         for c in CUDA_CONFIGURATIONS
         if options.only in ("", c.name)
     ]

@@ -22,7 +22,7 @@ from hbmtwin.validation.emulated.cuda.wheels import Unpacked, unpack_wheels
 SOURCES: Final = Path(__file__).parent
 RUNTIME: Final = "libcudart.so.13"
 _RUNTIME_SOURCES: Final = ("../memory.c", "runtime.c", "driver_api.c", "absent.c")
-_OTHER_SOURCES: Final = ("../driver.h", "symbols.map", "replay.cpp", "tables.h", "build.py")
+_OTHER_SOURCES: Final = ("../driver.h", "replay.cpp", "tables.h", "build.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,9 @@ def _compile(folder: Path, unpacked: Unpacked) -> None:
     policy = [f"-D{name}={value}ull" for name, value in _policy().items()]
     cuda = ("-isystem", str(unpacked.cuda_headers))
     sources = [str(SOURCES / name) for name in _RUNTIME_SOURCES]
-    named = (f"-Wl,-soname,{RUNTIME}", f"-Wl,--version-script={SOURCES / 'symbols.map'}")
+    symbols = folder / "symbols.map"
+    symbols.write_text(f"{RUNTIME} {{ global: *; }};\n")
+    named = (f"-Wl,-soname,{RUNTIME}", f"-Wl,--version-script={symbols}")
     shared._run("gcc", *shared.SHARED, *policy, *cuda, *sources, *named, "-o", str(folder / RUNTIME))
     link = [f"-L{unpacked.libraries}", "-lc10_cuda", "-lc10", f"-Wl,-rpath,{unpacked.libraries}"]
     link += [f"-L{folder}", f"-l:{RUNTIME}", "-Wl,-rpath,$ORIGIN"]

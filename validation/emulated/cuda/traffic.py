@@ -5,14 +5,17 @@ Unlike torch_npu, CUDA allows expandable segments together with a split size and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from hbmtwin.validation.traffic import GIB, MIB, THRESHOLDS, Configuration, Traffic
+from hbmtwin.workloads.memory_trace import MemoryOp
 
 _EXPANDABLE: Final = "expandable_segments:True"
 _WHOLE: Final = tuple(range(10 * MIB, 48 * MIB, 2 * MIB))
 """Requests of these sizes leave nothing over: unsplit free segments, which garbage collection looks at."""
 _EVENTS: Final = {"record_stream": 200, "event_complete": 120, "synchronize": 4, "empty_cache": 2}
+_POOLS: Final = {"pools": 25, "empty_cache": 4}
 
 
 def _near(*mib: int, streams: int = 1) -> Traffic:
@@ -97,7 +100,68 @@ CUDA_CONFIGURATIONS: Final = (
     Configuration("other memory", traffic=Traffic(weights={"other_memory": 15, "empty_cache": 2})),
     Configuration("expandable, other memory", _EXPANDABLE, Traffic(weights={"other_memory": 15, "empty_cache": 2})),
     Configuration("resets", traffic=Traffic(weights={"reset_peak": 10, "reset_accumulated": 10, "empty_cache": 2})),
+    Configuration(
+        "settings in mid-run",
+        traffic=Traffic(
+            weights={"set_conf": 12, "empty_cache": 2},
+            texts=(
+                _EXPANDABLE,
+                _EXPANDABLE,
+                "expandable_segments:False",
+                "roundup_power2_divisions:4",
+                "roundup_power2_divisions:[1:8,4:2,16:4,>:1]",
+                "large_segment_size_mb:32",
+                "large_segment_size_mb:20",
+                "per_process_memory_fraction:0.8",
+                "garbage_collection_threshold:0.5",
+                "throw_on_cudamalloc_oom:True",
+                "expandable_segments:maybe",
+                "max_split_size_mb:19",
+                "per_process_memory_fraction:2",
+                "",
+            ),
+        ),
+    ),
+    Configuration("pools", traffic=Traffic(greed=0, weights=_POOLS)),
+    Configuration(
+        "pools with options",
+        traffic=Traffic(greed=0, pressure=0.9, weights=_POOLS, pool_flags=("", "use_on_oom", "no_split")),
+    ),
+    Configuration(
+        "pools, max_split and gc",
+        "max_split_size_mb:32,garbage_collection_threshold:0.5,per_process_memory_fraction:0.8",
+        Traffic(
+            greed=0,
+            pressure=0.8,
+            weights=_POOLS,
+            pool_flags=("", "use_on_oom", "no_split"),
+            thresholds=(*THRESHOLDS, 32 * MIB),
+        ),
+    ),
+    Configuration("pools, three streams", traffic=Traffic(streams=3, greed=0, weights=_POOLS)),
+    Configuration(
+        "pools and expandable", _EXPANDABLE, Traffic(greed=0, pressure=0.9, weights=_POOLS, dead_pools_only=True)
+    ),
+    Configuration("events on twelve streams", traffic=Traffic(streams=12, weights=_EVENTS), capacity_bytes=GIB),
+    Configuration(
+        "events, max_split and gc",
+        "max_split_size_mb:32,garbage_collection_threshold:0.5,per_process_memory_fraction:0.8",
+        Traffic(streams=3, weights=_EVENTS, thresholds=(*THRESHOLDS, 32 * MIB)),
+    ),
     Configuration("events", traffic=Traffic(streams=2, weights=_EVENTS)),
     Configuration("events on three streams", traffic=Traffic(streams=3, weights=_EVENTS)),
     Configuration("events and expandable", _EXPANDABLE, Traffic(streams=3, weights=_EVENTS)),
 )
+
+
+def cuda_trace(c: Configuration, operations: int, seed: int = 0) -> list[MemoryOp]:
+    """About that many operations. A MemPool never dies inside a scope: torch 2.11 fails an assertion there."""
+    return list(_without_deaths_in_scopes(c.trace(operations, seed)))
+
+
+def _without_deaths_in_scopes(ops: list[MemoryOp]) -> Iterator[MemoryOp]:
+    entered = 0
+    for op in ops:
+        entered += (op.op == "mempool_begin") - (op.op == "mempool_end")
+        if not (entered and op.op == "mempool_delete"):
+            yield op
