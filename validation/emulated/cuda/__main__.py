@@ -9,7 +9,12 @@ from pathlib import Path
 from hbmtwin.validation.allocator import Case, CaseReport, validate
 from hbmtwin.validation.emulated import EmulatorUnavailable, NpuSettings
 from hbmtwin.validation.emulated.cuda import CUDA_CONFIGURATIONS, CudaBackend, EmulatedCuda
+from hbmtwin.validation.emulated.cuda.golden import GOLDEN, record
 from hbmtwin.validation.emulated.cuda.traffic import cuda_trace
+from hbmtwin.validation.traffic import Configuration
+
+GOLDEN_OPERATIONS = 500
+"""Of each configuration that is recorded."""
 
 
 def main() -> int:
@@ -20,12 +25,12 @@ def main() -> int:
     except EmulatorUnavailable as absent:
         print(absent, file=sys.stderr)
         return 2
+    if options.record is not None:
+        chosen = [c for c in CUDA_CONFIGURATIONS if c.name in GOLDEN]
+        record([_case(c, GOLDEN_OPERATIONS, options.seed) for c in chosen], cuda, options.record)
+        return 0
     each = -(-options.operations // len(CUDA_CONFIGURATIONS))
-    cases = [
-        Case(c.name, cuda_trace(c, each, options.seed), NpuSettings(c.capacity_bytes, alloc_conf=c.alloc_conf))
-        for c in CUDA_CONFIGURATIONS
-        if options.only in ("", c.name)
-    ]
+    cases = [_case(c, each, options.seed) for c in CUDA_CONFIGURATIONS if options.only in ("", c.name)]
     report = validate(cases, CudaBackend(cuda), done=_tell)
     print(
         f"{report.against}: {len(report.cases)} configurations, {report.operations:,} operations of which "
@@ -35,12 +40,17 @@ def main() -> int:
     return 1 if report.differing else 0
 
 
+def _case(c: Configuration, operations: int, seed: int) -> Case:
+    return Case(c.name, cuda_trace(c, operations, seed), NpuSettings(c.capacity_bytes, alloc_conf=c.alloc_conf))
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/validate_cuda", description=__doc__)
     parser.add_argument("--wheels", type=Path, default=Path("cuda-wheels"), help="folder with the three wheel files")
     parser.add_argument("--operations", type=int, default=300_000, help="of all configurations together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="NAME", help="a single configuration")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write what CI replays, and compare nothing")
     return parser.parse_args()
 
 
