@@ -1,6 +1,8 @@
 """Traces and settings that are hard on the CUDA allocator: the generator of ``validation.traffic``, CUDA's own keys.
 
-Unlike torch_npu, CUDA allows expandable segments together with a split size and with garbage collection.
+Unlike torch_npu, CUDA allows expandable segments together with a split size and with garbage collection. Streams' uses
+inside a MemPool's scope are left out: torch 2.11 takes a scope for a capture and then records the events that it put
+off in the order of a hash table of host pointers, which differs from run to run.
 """
 
 from __future__ import annotations
