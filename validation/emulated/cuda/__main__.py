@@ -8,11 +8,13 @@ from pathlib import Path
 
 from hbmtwin.validation.allocator import Case, CaseReport, validate
 from hbmtwin.validation.emulated import EmulatorUnavailable, NpuSettings
+from hbmtwin.validation.emulated import build as shared
 from hbmtwin.validation.emulated.cuda import CUDA_CONFIGURATIONS, CudaBackend, EmulatedCuda
 from hbmtwin.validation.emulated.cuda.golden import GOLDEN, record
 from hbmtwin.validation.emulated.cuda.traffic import cuda_trace
 from hbmtwin.validation.traffic import Configuration
 
+WHEELS = shared._cache_folder() / "cuda-wheels"
 GOLDEN_OPERATIONS = 500
 """Of each configuration that is recorded."""
 
@@ -46,7 +48,7 @@ def _case(c: Configuration, operations: int, seed: int) -> Case:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/validate_cuda", description=__doc__)
-    parser.add_argument("--wheels", type=Path, default=Path("cuda-wheels"), help="folder with the three wheel files")
+    parser.add_argument("--wheels", type=Path, default=WHEELS, help="folder with the three wheel files (%(default)s)")
     parser.add_argument("--operations", type=int, default=300_000, help="of all configurations together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="NAME", help="a single configuration")
