@@ -9,7 +9,7 @@ from hbmtwin.allocators.caching import messages
 from hbmtwin.allocators.caching.blocks import ALLOCATED, WAITING, Block, same_stream
 from hbmtwin.allocators.caching.config import CachingConfig
 from hbmtwin.allocators.caching.policy import CachingPolicy
-from hbmtwin.allocators.caching.segments import TraceObserver
+from hbmtwin.allocators.caching.segments import TraceObserver, UnsafeState
 from hbmtwin.allocators.caching.snapshot import STATES, check_segments, mapped_runs, memory_snapshot
 from hbmtwin.allocators.records import AllocatorUsage, Segment, Tag
 from hbmtwin.allocators.records import Block as BlockView
@@ -152,12 +152,17 @@ class CachingAllocator(CachingPolicy):
         """The MemPool object dies: its whole free segments go back at once, the others when they are free.
 
         Raise RuntimeError while the pool is entered, UnsafeState where the real allocator destroys the pool under its
-        blocks.
+        blocks, or on CUDA ends the process since another pool is entered.
         """
         pool = self._pools.delete(name)
         self._observe("mempool_delete", pool.number)
         if pool.use_count:
             return
+        if self._capturing and self.rules.flavour == "torch_cuda":
+            raise UnsafeState(
+                f"pool {name!r} dies while another is entered: torch fails an assertion there, in a destructor, and "
+                "the process ends. End the other scope first"
+            )
         if self.rules.synchronizes_device:
             self._segments.synchronize_device()
         self.grid.num_sync_all_streams += 1

@@ -2,20 +2,22 @@
 
 A text (also of ``_set_allocator_settings``) is read in passes, and what was applied before a refusal **stays**:
 
-1. Every key must be known, and at run time one that may be changed; else nothing is touched.
+1. torch_npu: every key must be known, and at run time one that may be changed; else nothing is touched. (PyTorch on
+   CUDA looks at a key in pass 3, when it comes to it.)
 2. Split size, its tolerance, roundup and GC go back to their defaults; all other settings keep their value.
 3. ``large_segment_size_mb``, which others are measured against; then PyTorch's keys in order of the text.
 4. torch_npu's own keys in order of the text.
 5. torch_npu refuses ``expandable_segments`` beside a split size or GC.
 
-Sources: ``c10/core/AllocatorConfig.cpp``, ``NPUAllocatorConfig.cpp``; the kind of each error was observed on
-torch_npu 2.13.0.
+Sources: ``c10/core/AllocatorConfig.cpp``, ``NPUAllocatorConfig.cpp``; the kind of each error, and what it leaves, was
+observed on torch_npu 2.13.0 and torch 2.11.0.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from hbmtwin.allocators.caching.conf_text import ConfRuntimeError, ConfValueError, Tokens, double, size_t
@@ -65,6 +67,9 @@ NPU_RUNTIME_KEYS: Final = (
     *PINNED_LIMITS,
 )
 """What ``torch.npu.memory._set_allocator_settings`` takes; PyTorch's takes everything."""
+
+_FIRST_KEY: Final = "large_segment_size_mb"
+"""Read before all others, which are measured against it."""
 
 Source = Literal["environment", "runtime"]
 
@@ -122,24 +127,34 @@ class AllocatorConf:
         return self.segment_size
 
     def parse(self, text: str, *, at: Source = "environment") -> None:
-        """Apply a text, all keys from the *environment*, torch_npu's subset at *runtime*; an empty one does nothing.
+        """Apply a text, all keys from the *environment*, torch_npu's subset at *runtime*.
 
-        Raise ConfValueError or ConfRuntimeError as torch does; what was applied before it stays in force.
+        An empty one does nothing, but on CUDA, where it resets what every other text resets. Raise ConfValueError or
+        ConfRuntimeError as torch does; what was applied before it stays in force.
         """
-        if not text:
-            return
+        checks_first = self.flavour == "torch_npu"
+        if checks_first:
+            if not text:
+                return
+            for key, _ in _pairs(Tokens(text)):
+                self._check_key(key, at)
         tokens = Tokens(text)
-        self._check_keys(tokens, at)
         self.max_split_size = UNLIMITED
         self.roundup_power2_divisions = None
         self.garbage_collection_threshold = 0.0
-        for key, i in _pairs(tokens, "large_segment_size_mb"):
-            self._read_pytorch(key, tokens, i)
+        if _FIRST_KEY in text:
+            for key, i in _pairs(tokens):
+                if key == _FIRST_KEY:
+                    self._read_pytorch(key, tokens, i)
         self.max_non_split_rounding = self.large_segment_size
-        for key, i in _pairs(tokens, *(self._pytorch_keys - {"large_segment_size_mb"})):
-            self._read_pytorch(key, tokens, i)
-        for key, i in _pairs(tokens, *self._own_keys):
-            self._read_own(key, tokens, i)
+        for key, i in _pairs(tokens):
+            if not checks_first:
+                self._check_key(key, at)
+            if key in self._pytorch_keys and key != _FIRST_KEY:
+                self._read_pytorch(key, tokens, i)
+        for key, i in _pairs(tokens):
+            if key in self._own_keys:
+                self._read_own(key, tokens, i)
         limited = self.max_split_size != UNLIMITED or self.garbage_collection_threshold > 0
         if self.flavour == "torch_npu" and self.expandable_segments and limited:
             raise ConfRuntimeError(
@@ -149,18 +164,14 @@ class AllocatorConf:
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
-    def _check_keys(self, tokens: Tokens, at: Source) -> None:
+    def _check_key(self, key: str, at: Source) -> None:
         known = self._pytorch_keys | self._own_keys
-        i = 0
-        while i < len(tokens):
-            key = tokens[i]
-            if at == "runtime" and self.flavour == "torch_npu" and key in known and key not in NPU_RUNTIME_KEYS:
-                raise ConfValueError(f"_set_allocator_settings() unsupported setting: {key}; set it before the start")
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfValueError(f"Unrecognized key {key!r} in {self._device} allocator config{hint}")
-            i = tokens.end_of_pair(i) + 2
+        if at == "runtime" and self.flavour == "torch_npu" and key in known and key not in NPU_RUNTIME_KEYS:
+            raise ConfValueError(f"_set_allocator_settings() unsupported setting: {key}; set it before the start")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfValueError(f"Unrecognized key {key!r} in {self._device} allocator config{hint}")
 
     def _read_pytorch(self, key: str, tokens: Tokens, i: int) -> None:
         value = tokens[i + 2]
@@ -232,15 +243,12 @@ class AllocatorConf:
                 setattr(self, key, value == "True")
 
 
-def _pairs(tokens: Tokens, *keys: str) -> list[tuple[str, int]]:
-    """The pairs with one of these keys, each with the index of its key, in order of the text."""
-    pairs = []
+def _pairs(tokens: Tokens) -> Iterator[tuple[str, int]]:
+    """Each key with the index of its token, in order of the text; that a value is missing is seen behind it."""
     i = 0
     while i < len(tokens):
-        if tokens[i] in keys:
-            pairs.append((tokens[i], i))
+        yield tokens[i], i
         i = tokens.end_of_pair(i) + 2
-    return pairs
 
 
 def _switch(key: str, value: str) -> bool:

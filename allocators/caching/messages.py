@@ -42,13 +42,17 @@ def out_of_memory(
             "max_split_size_mb to avoid fragmentation."
         )
     cap = "" if allowed is None else f"{format_size(allowed)} allowed; "
-    private = f", with {format_size(private_free)} allocated in private pools" if private_free else ""
+    private = (
+        f", with {format_size(private_free)} allocated in private pools (e.g., CUDA Graphs)" if private_free else ""
+    )
     return (
         f"CUDA out of memory. Tried to allocate {format_size(allocation_size)}. GPU 0 has a total capacity of "
         f"{format_size(total)} of which {format_size(free)} is free. {cap}Of the allocated memory "
         f"{format_size(allocated + private_free)} is allocated by PyTorch{private}, and "
         f"{format_size(reserved - allocated - private_free)} is reserved by PyTorch but unallocated. If reserved but "
-        "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+        "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+        "fragmentation.  See documentation for Memory Management  "
+        "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
     )
 
 

@@ -259,8 +259,9 @@ class CachingPolicy(CachingState):
             if not self.rules.synchronizes_device:
                 self.work.syncs += self._events.outstanding > 0
             self._events.wait_for_all(self._free_completed)
-        for pool in (self._default.large, self._default.small):
-            release_blocks(self._segments, self._expandable, pool, keep_pages=keep_pages)
+        if not self._capturing or self.rules.flavour != "torch_cuda":  # CUDA 2.11 leaves the default pools alone then
+            for pool in (self._default.large, self._default.small):
+                release_blocks(self._segments, self._expandable, pool, keep_pages=keep_pages)
         self._release_dead_pools(keep_pages=keep_pages)
 
     def _release_dead_pools(self, only: PrivatePool | None = None, *, keep_pages: bool = False) -> None:

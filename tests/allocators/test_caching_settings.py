@@ -251,8 +251,10 @@ def test_the_cuda_message() -> None:
     assert message(a, 20 * MIB) == (
         "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 40.00 MiB of which 18.00 MiB "
         "is free. Of the allocated memory 20.00 MiB is allocated by PyTorch, with 20.00 MiB allocated in private "
-        "pools, and 2.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
-        "setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+        "pools (e.g., CUDA Graphs), and 2.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated "
+        "memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+        "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-"
+        "usage-with-pytorch-cuda-alloc-conf)"
     )
 
 

@@ -153,6 +153,7 @@ class CachingMachine(Machine):
         self.allocator.mempool_end(name)
 
     @precondition(lambda self: not self.expandable and set(self.pools) - set(self.entered))
+    @precondition(lambda self: self.allocator.rules.flavour == "torch_npu" or not self.entered)
     @rule(data=st.data())
     def mempool_delete(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(set(self.pools) - set(self.entered))))
