@@ -27,7 +27,7 @@ def built() -> build.Build:
 def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with all that a build needs, and the cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_require_machine", lambda: None)
+    monkeypatch.setattr(build, "require_machine", lambda: None)
     monkeypatch.setattr(build, "_require_wheels", lambda: (tmp_path, tmp_path))
     monkeypatch.setattr(build, "version", lambda _: "2.13.0")
     monkeypatch.setattr(shutil, "which", lambda name: name)
@@ -118,7 +118,7 @@ def test_a_missing_wheel_is_told_with_the_command(monkeypatch: pytest.MonkeyPatc
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(build, "_require_machine", lambda: None)
+    monkeypatch.setattr(build, "require_machine", lambda: None)
     monkeypatch.setattr(build, "version", absent)
     with pytest.raises(EmulatorUnavailable, match=r"torch-npu is not installed; pip install torch==2\.13\.0 and then"):
         build_emulator()
@@ -129,7 +129,7 @@ def test_another_release_of_the_wheel_is_refused(monkeypatch: pytest.MonkeyPatch
         def locate_file(self, name: str) -> str:
             return name
 
-    monkeypatch.setattr(build, "_require_machine", lambda: None)
+    monkeypatch.setattr(build, "require_machine", lambda: None)
     monkeypatch.setattr(build, "version", lambda _: "2.9.0.post2")
     monkeypatch.setattr(build, "distribution", lambda _: Somewhere())
     with pytest.raises(EmulatorUnavailable, match=r"torch-npu 2\.9\.0\.post2 is installed and .* made for 2\.13\.0"):
@@ -159,14 +159,14 @@ def test_our_c_compiles_without_warnings() -> None:
         pytest.skip("no gcc")
     policy = ["-DFIRST_ADDRESS=2097152ull", "-DEND_ADDRESS=281474976710656ull", "-DALLOC_UNIT=512ull"]
     sources = [str(build.SOURCES / name) for name in ("memory.c", "runtime.c")]
-    build._run("gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *policy, *sources)
+    build.run_compiler("gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *policy, *sources)
 
 
 def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("no gcc")
     with pytest.raises(EmulatorUnavailable, match=r"(?s)gcc could not compile the emulated driver: .*no-such-file"):
-        build._run("gcc", str(tmp_path / "no-such-file.c"))
+        build.run_compiler("gcc", str(tmp_path / "no-such-file.c"))
 
 
 def test_only_elf_is_read_for_symbols(tmp_path: Path) -> None:

@@ -73,9 +73,9 @@ def build_emulator() -> Build:
     Two processes may build at once: each in a folder of its own, which is then renamed; who is second uses the first's.
     Raise EmulatorUnavailable where the machine, the wheels or the compiler are missing.
     """
-    _require_machine()
+    require_machine()
     torch_lib, npu = _require_wheels()
-    folder = _cache_folder() / f"emulated-{_key()}"
+    folder = cache_folder() / f"emulated-{_key()}"
     if folder.is_dir():
         return Build(folder)
     for compiler in ("gcc", "g++"):
@@ -100,7 +100,8 @@ def build_emulator() -> Build:
     return Build(folder)
 
 
-def _require_machine() -> None:
+def require_machine() -> None:
+    """Raise EmulatorUnavailable on anything but x86-64 Linux."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise EmulatorUnavailable(
             f"the emulated driver serves torch_npu's x86-64 Linux wheel, and this is {platform.machine()} "
@@ -126,7 +127,8 @@ def _require_wheels() -> tuple[Path, Path]:
     return torch / "lib", npu
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where builds are kept: ``$XDG_CACHE_HOME/hbmtwin``, else ``~/.cache/hbmtwin``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "hbmtwin"
 
@@ -173,18 +175,19 @@ def _compile(folder: Path, torch_lib: Path, npu: Path) -> None:
     )
     policy = [f"-DFIRST_ADDRESS={FIRST_ADDRESS}ull", f"-DEND_ADDRESS={END_ADDRESS}ull", f"-DALLOC_UNIT={ALLOC_UNIT}ull"]
     memory, runtime, probe, workspace = (str(SOURCES / name) for name in COMPILED)
-    _run("gcc", *SHARED, *policy, memory, runtime, str(assembly), f"-Wl,-soname,{DRIVER}", "-o", str(folder / DRIVER))
+    run_compiler("gcc", *SHARED, *policy, memory, runtime, str(assembly), f"-Wl,-soname,{DRIVER}", "-o", str(folder / DRIVER))
     for name in NAMES:
         link = ["-Wl,--no-as-needed", f"-L{folder}", "-lascendcl", "-Wl,-rpath,$ORIGIN"]
-        _run("gcc", "-shared", "-x", "none", *link, f"-Wl,-soname,{name}", "-o", str(folder / name))
+        run_compiler("gcc", "-shared", "-x", "none", *link, f"-Wl,-soname,{name}", "-o", str(folder / name))
     headers = [torch_lib.parent / "include", npu / "include", npu / "include/third_party/acl/inc"]
     include = [word for path in headers for word in ("-isystem", str(path))]
     # Linked by name to libraries that are loaded by then, since torch_npu's symbols are not global.
     link = [f"-L{torch_lib}", "-lc10", f"-L{npu / 'lib'}", "-ltorch_npu", f"-L{folder}", "-lascendcl"]
-    _run("g++", *SHARED, "-std=c++20", *include, probe, workspace, *link, "-o", str(folder / PROBE))
+    run_compiler("g++", *SHARED, "-std=c++20", *include, probe, workspace, *link, "-o", str(folder / PROBE))
 
 
-def _run(*command: str) -> None:
+def run_compiler(*command: str) -> None:
+    """Run one command of a compiler. Raise EmulatorUnavailable with what it says when it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EmulatorUnavailable(f"{command[0]} could not compile the emulated driver: {done.stderr.strip()}")

@@ -14,7 +14,7 @@ from hbmtwin.validation.emulated.cuda.golden import GOLDEN, record
 from hbmtwin.validation.emulated.cuda.traffic import cuda_trace
 from hbmtwin.validation.traffic import Configuration
 
-WHEELS = shared._cache_folder() / "cuda-wheels"
+WHEELS = shared.cache_folder() / "cuda-wheels"
 GOLDEN_OPERATIONS = 500
 """Of each configuration that is recorded."""
 

@@ -42,8 +42,8 @@ def build_cuda(wheels: Path) -> CudaBuild:
 
     Raise EmulatorUnavailable where the machine, a wheel or a compiler is missing.
     """
-    shared._require_machine()
-    cache = shared._cache_folder()
+    shared.require_machine()
+    cache = shared.cache_folder()
     unpacked = unpack_wheels(wheels, cache)
     folder = cache / f"cuda-{_key(unpacked)}"
     if folder.is_dir():
@@ -86,9 +86,9 @@ def _compile(folder: Path, unpacked: Unpacked) -> None:
     symbols = folder / "symbols.map"
     symbols.write_text(f"{RUNTIME} {{ global: *; }};\n")
     named = (f"-Wl,-soname,{RUNTIME}", f"-Wl,--version-script={symbols}")
-    shared._run("gcc", *shared.SHARED, *policy, *cuda, *sources, *named, "-o", str(folder / RUNTIME))
+    shared.run_compiler("gcc", *shared.SHARED, *policy, *cuda, *sources, *named, "-o", str(folder / RUNTIME))
     link = [f"-L{unpacked.libraries}", "-lc10_cuda", "-lc10", f"-Wl,-rpath,{unpacked.libraries}"]
     link += [f"-L{folder}", f"-l:{RUNTIME}", "-Wl,-rpath,$ORIGIN"]
     headers = ("-isystem", str(unpacked.torch_headers), *cuda)
     program = (str(SOURCES / "replay.cpp"), *link, "-o", str(folder / "replay"))
-    shared._run("g++", "-O2", "-std=c++20", *policy, *headers, *program)
+    shared.run_compiler("g++", "-O2", "-std=c++20", *policy, *headers, *program)
