@@ -175,7 +175,9 @@ def _compile(folder: Path, torch_lib: Path, npu: Path) -> None:
     )
     policy = [f"-DFIRST_ADDRESS={FIRST_ADDRESS}ull", f"-DEND_ADDRESS={END_ADDRESS}ull", f"-DALLOC_UNIT={ALLOC_UNIT}ull"]
     memory, runtime, probe, workspace = (str(SOURCES / name) for name in COMPILED)
-    run_compiler("gcc", *SHARED, *policy, memory, runtime, str(assembly), f"-Wl,-soname,{DRIVER}", "-o", str(folder / DRIVER))
+    run_compiler(
+        "gcc", *SHARED, *policy, memory, runtime, str(assembly), f"-Wl,-soname,{DRIVER}", "-o", str(folder / DRIVER)
+    )
     for name in NAMES:
         link = ["-Wl,--no-as-needed", f"-L{folder}", "-lascendcl", "-Wl,-rpath,$ORIGIN"]
         run_compiler("gcc", "-shared", "-x", "none", *link, f"-Wl,-soname,{name}", "-o", str(folder / name))
