@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,6 +49,7 @@ _BYTES: Final = {
 _COUNTERS: Final = ("num_device_alloc", "num_device_free", "num_alloc_retries")
 PER_OP: Final = ("index", "op", "id", "address", *_BYTES, *_COUNTERS, "oom")
 """Columns of the table with one row per operation."""
+PER_OP_ENDINGS: Final = (".csv", ".csv.gz", ".parquet")
 _TAGS: Final = {tag.name.lower(): tag for tag in Tag}
 
 
@@ -252,23 +255,51 @@ def _books(allocator: DeviceAllocator) -> Callable[[], tuple[int, ...]]:
     return from_statistics
 
 
-def write_per_op(rows: Iterable[tuple[Any, ...]], path: Path) -> None:
-    """Write such rows as Parquet if the name ends in ``.parquet``, else as CSV; the file appears whole or not at all.
+def write_per_op(rows: Iterable[tuple[Any, ...]], path: Path, *, trace: Path | None = None) -> None:
+    """Write such rows as the name says: ``.csv``, ``.csv.gz`` or ``.parquet``; the file appears whole or not at all.
 
-    Raise OSError if it cannot be written.
+    Through a symbolic link its target is written. Raise ReplayError, before a row is taken, for another name, for
+    what is there and no regular file, and for the *trace* that the rows are made from; OSError if it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    target = _per_op_target(path, trace)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        if path.suffix == ".parquet":
-            pq.write_table(_table(rows), partial)
-        else:
-            with partial.open("w", encoding="utf-8", newline="\n") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(PER_OP)
-                writer.writerows(rows)
-        partial.replace(path)
+        raw = partial.open("wb")
+    except OSError as error:
+        raise OSError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
+    try:
+        with raw:
+            if path.name.endswith(".parquet"):
+                pq.write_table(_table(rows), raw)
+            elif path.name.endswith(".gz"):
+                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+                    _write_csv(rows, packed)
+            else:
+                _write_csv(rows, raw)
+        partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _per_op_target(path: Path, trace: Path | None) -> Path:
+    """The file that *path* leads to, if it may be written."""
+    if not path.name.endswith(PER_OP_ENDINGS):
+        raise ReplayError(f"{path}: the table's name must end in {', '.join(PER_OP_ENDINGS)}; choose such a name")
+    target = Path(os.path.realpath(path))
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise ReplayError(f"{path}: is there and no regular file; choose another name for the table")
+    if trace is not None and target.exists() and trace.exists() and target.samefile(trace):
+        raise ReplayError(f"{path}: is the trace that is replayed; choose another name for the table")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {target.parent}; create it first, or choose another")
+    return target
+
+
+def _write_csv(rows: Iterable[tuple[Any, ...]], out: IO[bytes]) -> None:
+    with io.TextIOWrapper(out, encoding="utf-8", newline="\n") as text:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(PER_OP)
+        writer.writerows(rows)
 
 
 def _table(rows: Iterable[tuple[Any, ...]]) -> pa.Table:

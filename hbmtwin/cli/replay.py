@@ -44,7 +44,7 @@ def replay_trace(
         for _ in results:
             pass
     else:
-        write_per_op(per_op_rows(results, device_allocator), per_op)
+        write_per_op(per_op_rows(results, device_allocator), per_op, trace=trace)
     return tally, device_allocator.stats()
 
 

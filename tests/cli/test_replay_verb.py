@@ -108,13 +108,29 @@ def test_another_allocator(shell: Shell, trace: Path) -> None:
         ),
         (["streams.csv", "--capacity-bytes", "99999999", "--allocator", "pooled"], 2, "has no feature 'streams'"),
         (["bad.csv", "--capacity-bytes", "1000000"], 1, "bad.csv:2: unknown operation 'maloc'; did you mean 'malloc'?"),
-        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "no/where.csv"], 1, "No such file or directory"),
+        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "no/where.csv"], 1, "no; create it first, or choose"),
+        (
+            ["trace.csv", "--capacity-bytes", "1000000", "--per-op", "rows.txt"],
+            2,
+            "must end in .csv, .csv.gz, .parquet",
+        ),
+        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "/dev/stdout"], 2, "must end in .csv, .csv.gz"),
+        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "folder.csv"], 2, "is there and no regular file"),
+        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "full.csv"], 2, "is there and no regular file"),
+        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "loop.csv"], 2, "is there and no regular file"),
+        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "trace.csv"], 2, "is the trace that is replayed"),
+        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "same.csv"], 2, "is the trace that is replayed"),
     ],
 )
 def test_complaints(shell: Shell, trace: Path, arguments: list[str], code: int, said: str) -> None:
     (trace.parent / "bad.csv").write_text("op,id,size,stream,arg\nmaloc,0,512,0,\n", encoding="utf-8")
     (trace.parent / "streams.csv").write_text("op,id,size,stream,arg\nrecord_stream,0,,1,\n", encoding="utf-8")
+    (trace.parent / "folder.csv").mkdir()
+    for name, target in (("full", "/dev/full"), ("loop", "loop.csv"), ("same", "trace.csv")):
+        (trace.parent / f"{name}.csv").symlink_to(target)
     answer = shell("replay", *arguments)
+    assert trace.read_text(encoding="utf-8") == TRACE
+    assert ".partial" not in answer.err
     assert answer.code == code
     assert answer.err.startswith("error: ")
     assert said in answer.err

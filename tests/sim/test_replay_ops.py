@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -199,16 +200,32 @@ def test_a_tally_counts_what_goes_by() -> None:
     assert tally == Tally(operations=8, ooms=1, first_oom_index=2)
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet"])
 def test_the_table_as_a_file(tmp_path: Path, name: str) -> None:
     write_per_op(iter(table(SHORTAGE)), tmp_path / name)
-    frame = pd.read_csv(tmp_path / name) if name.endswith("csv") else pd.read_parquet(tmp_path / name)
+    frame = pd.read_csv(tmp_path / name) if "csv" in name else pd.read_parquet(tmp_path / name)
     assert tuple(frame.columns) == PER_OP
     assert frame["op"].tolist() == [op.op for op in SHORTAGE]
     assert frame["oom"].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
     assert frame["address"].isna().tolist() == [False, False, True, True, False, False, True, False]
     assert frame["reserved_bytes"].tolist()[-1] == 35651584
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_name_in_gz_is_gzip_the_same_at_every_time(tmp_path: Path) -> None:
+    write_per_op(iter(table(SHORTAGE)), tmp_path / "rows.csv")
+    write_per_op(iter(table(SHORTAGE)), tmp_path / "rows.csv.gz")
+    packed = (tmp_path / "rows.csv.gz").read_bytes()
+    assert gzip.decompress(packed) == (tmp_path / "rows.csv").read_bytes()
+    assert packed[4:8] == b"\0\0\0\0"
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "rows.csv").symlink_to("elsewhere/table")
+    write_per_op(iter(table(SHORTAGE)), tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").is_symlink()
+    assert (tmp_path / "elsewhere" / "table").read_text(encoding="utf-8").startswith("index,op,id,")
 
 
 def test_a_file_that_fails_half_way_does_not_appear(tmp_path: Path) -> None:
