@@ -250,3 +250,21 @@ def test_one_number_that_differs_is_found_and_named(npu: EmulatedNpu, forge: For
     difference = first_of(validate([case(configuration("default"), 200)], EmulatedBackend(npu, forged)))
     assert difference.operation == operation
     assert names(difference) == {name}
+
+
+# -- what has no answer on one side ------------------------------------------------------------------------------------
+
+
+def test_a_null_pointer_is_no_address(npu: EmulatedNpu) -> None:
+    """Of 0 bytes torch gives a null pointer, which also must not become the place that addresses count from."""
+    ops = [
+        MemoryOp("malloc", 0, 0, 0),
+        MemoryOp("malloc", 1, 512, 0),
+        MemoryOp("record_stream", 0, stream=1),
+        MemoryOp("erase_stream", 0, stream=1, arg="0"),
+        MemoryOp("free", 0),
+        MemoryOp("free", 1),
+    ]
+    assert npu.replay(ops).results["address"].tolist() == [-1, 2 * MIB, -1, -1, -1, 2 * MIB]
+    report = validate([Case("nothing", ops, NpuSettings())], EmulatedBackend(npu))
+    assert (report.differing, report.operations) == ((), 6)

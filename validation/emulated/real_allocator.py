@@ -16,6 +16,8 @@ from hbmtwin.validation.emulated.records import NpuSettings
 C: Any = torch_npu._C
 NPU = 20
 """torch's device type of the NPU."""
+NONE = -1
+"""No address: nothing was given, or a null pointer, as for 0 bytes."""
 ERROR_TEXT_BYTES = 16384
 OUT_OF_MEMORY = 1
 """As in ``workspace.cpp``."""
@@ -72,7 +74,7 @@ class RealAllocator:
         self._workspace = use_workspace
 
     def do(self, op: str, id: Any, size: int, stream: int | None, arg: str) -> int:
-        """Do one operation of a trace; return the address it concerns, or -1.
+        """Do one operation of a trace; return the address it concerns, or NONE.
 
         What concerns a tensor whose malloc failed does nothing. No stream means the default one, or all of them.
         """
@@ -82,10 +84,10 @@ class RealAllocator:
                 self._enter(index)
                 tensor = torch.empty(size, dtype=torch.uint8, device="npu")
                 self._tensors[id] = tensor
-                return int(tensor.data_ptr())
+                return int(tensor.data_ptr()) or NONE
             case "free":
                 tensor = self._tensors.pop(id, None)
-                return -1 if tensor is None else int(tensor.data_ptr())
+                return NONE if tensor is None else int(tensor.data_ptr()) or NONE
             case "record_stream":
                 if id in self._tensors:
                     self._tensors[id].record_stream(self.streams[index])
@@ -124,7 +126,7 @@ class RealAllocator:
                 return self._use_workspace(size, self.streams[index].npu_stream)
             case "other_memory":
                 self.driver.set_tenants(size)
-        return -1
+        return NONE
 
     def _enter(self, stream: int) -> None:
         """Make a stream the current one, if it is not."""
@@ -146,4 +148,4 @@ class RealAllocator:
             raise torch.OutOfMemoryError(text.value.decode())
         if outcome:
             raise RuntimeError(text.value.decode())
-        return address.value
+        return address.value or NONE
