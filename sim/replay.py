@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -72,6 +72,8 @@ class OpResult:
     error: str
     """``ValueError: text`` of a refusal after which the real one goes on, such as a bad setting; of an OutOfMemory
     torch's text, where the allocator has one; else empty."""
+    stray: bool = False
+    """It did nothing, since no malloc before it has its id."""
 
 
 def make_allocator(name: str, driver: Driver, settings: Mapping[str, object]) -> DeviceAllocator:
@@ -99,8 +101,8 @@ def replay(ops: Iterable[MemoryOp], allocator: DeviceAllocator, driver: Driver) 
     """Carry out each operation; yield what it got before the next is begun, so that the books can be read between.
 
     Operations on an id that owns nothing (its malloc failed, or asked for 0 bytes, or it was freed) do nothing. Raise
-    ReplayError for an operation that the allocator lacks a feature for, for an id that is used twice, and where the
-    real allocator would break its own memory.
+    ReplayError for an operation that the allocator lacks a feature for, for a malloc of an id that was used before, and
+    where the real allocator would break its own memory. Ids that rise one by one cost no memory, others O(mallocs).
     """
     verbs = _Verbs(allocator, driver)
     carry_out = verbs.by_name()
@@ -113,6 +115,7 @@ def replay(ops: Iterable[MemoryOp], allocator: DeviceAllocator, driver: Driver) 
                 "choose an allocator that has it, or leave such operations out"
             )
         address, oom, error = None, False, ""
+        stray = op.op in _OF_TENSOR and op.id not in verbs.used
         try:
             address = carry_out[op.op](op)
         except OutOfMemory as shortage:
@@ -126,7 +129,7 @@ def replay(ops: Iterable[MemoryOp], allocator: DeviceAllocator, driver: Driver) 
                 raise ReplayError(f"operation {index}, {op.op}: {refusal}") from None
             kind = ValueError if isinstance(refusal, ValueError) else RuntimeError
             error = f"{kind.__name__}: {refusal}"
-        yield OpResult(index, op.op, op.id, address, oom, error)
+        yield OpResult(index, op.op, op.id, address, oom, error, stray)
 
 
 _REFUSABLE: Final = frozenset(
@@ -135,8 +138,34 @@ _REFUSABLE: Final = frozenset(
 """Operations that the real allocator refuses with an error and goes on."""
 
 
+_OF_TENSOR: Final = frozenset(("free", "record_stream", "erase_stream"))
+
+
 class _Twice(Exception):
     """A number that owns or owned something is given out again."""
+
+
+class _Ids:
+    """Numbers that were given out: a run of neighbours as its two ends, and a set of what lies off it."""
+
+    def __init__(self) -> None:
+        self.low = self.end = 0
+        self.others: set[int] = set()
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and (self.low <= number < self.end or number in self.others)
+
+    def add(self, number: int) -> None:
+        """Note a new number; O(1) amortized."""
+        if self.low == self.end:
+            self.low, self.end = number, number + 1
+        elif number != self.end:
+            self.others.add(number)
+        else:
+            self.end += 1
+            while self.end in self.others:
+                self.others.remove(self.end)
+                self.end += 1
 
 
 class _Verbs:
@@ -146,7 +175,7 @@ class _Verbs:
         self.allocator = allocator
         self.driver = driver
         self.handles: dict[int | str | None, int] = {}
-        self.failed: set[int | str | None] = set()
+        self.used = _Ids()
 
     def by_name(self) -> dict[str, Callable[[MemoryOp], int | None]]:
         a = self.allocator
@@ -171,16 +200,15 @@ class _Verbs:
         }
 
     def malloc(self, op: MemoryOp) -> int | None:
-        if op.id in self.handles or op.id in self.failed:
-            raise _Twice(f"id {op.id} stands for another tensor already; give each a number of its own")
+        if not isinstance(op.id, int):
+            raise ValueError(f"id is {op.id!r}; it must be a whole number")
+        if op.id in self.used:
+            raise _Twice(f"id {op.id} was used before, by a malloc further up; give each malloc a number of its own")
+        self.used.add(op.id)
         if op.size == 0:
             return None  # torch answers with a null pointer before any allocator sees it
         tag = _TAGS.get(op.tag, Tag.ACTIVATION)
-        try:
-            handle: int = self.allocator.malloc(op.size, stream=op.stream or 0, tag=tag, owner=op.owner)
-        except OutOfMemory:
-            self.failed.add(op.id)
-            raise
+        handle: int = self.allocator.malloc(op.size, stream=op.stream or 0, tag=tag, owner=op.owner)
         self.handles[op.id] = handle
         address: int = self.allocator.address(handle)
         return address
@@ -211,6 +239,9 @@ class Tally:
     first_oom_index: int | None = None
     errors: int = 0
     first_error: str = ""
+    strays: int = 0
+    """Operations on ids that no malloc before them has."""
+    first_stray: str = ""
 
     def count(self, results: Iterable[OpResult]) -> Iterator[OpResult]:
         """Hand results on, counted."""
@@ -223,6 +254,9 @@ class Tally:
             elif result.error:
                 self.errors += 1
                 self.first_error = self.first_error or f"operation {result.index}, {result.op}: {result.error}"
+            if result.stray:
+                self.strays += 1
+                self.first_stray = self.first_stray or f"operation {result.index}, {result.op} of id {result.id}"
             yield result
 
 
@@ -295,7 +329,7 @@ def _per_op_target(path: Path, trace: Path | None) -> Path:
     return target
 
 
-def _write_csv(rows: Iterable[tuple[Any, ...]], out: IO[bytes]) -> None:
+def _write_csv(rows: Iterable[tuple[Any, ...]], out: BinaryIO | gzip.GzipFile) -> None:
     with io.TextIOWrapper(out, encoding="utf-8", newline="\n") as text:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(PER_OP)

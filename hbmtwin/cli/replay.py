@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ def replay_trace(
     only: str | None = None,
     per_op: Path | None = None,
 ) -> tuple[Tally, dict[str, int]]:
-    """Carry the trace out, write the table where one is wanted, and return the counts and the final statistics."""
+    """Carry the trace out, write the table where one is wanted, and return the counts and the final statistics.
+
+    Operations on ids that no malloc before them has are told on stderr.
+    """
     driver = HbmDriver(capacity_bytes)
     try:
         device_allocator = make_allocator(allocator, driver, settings)
@@ -45,6 +49,12 @@ def replay_trace(
             pass
     else:
         write_per_op(per_op_rows(results, device_allocator), per_op, trace=trace)
+    if tally.strays:
+        print(
+            f"note: {tally.strays:,} operations are on ids that no malloc before them has, and did nothing; "
+            f"the first: {tally.first_stray}",
+            file=sys.stderr,
+        )
     return tally, device_allocator.stats()
 
 
@@ -56,6 +66,7 @@ def summary(tally: Tally, stats: Mapping[str, int], wall_s: float) -> dict[str, 
         "oom_operations": tally.ooms,
         "first_oom_index": tally.first_oom_index,
         "refused_operations": tally.errors,
+        "operations_on_unknown_ids": tally.strays,
         "operations_per_second": round(tally.operations / wall_s, 1) if wall_s else 0.0,
     }
 

@@ -80,6 +80,16 @@ def test_an_older_release_counts_less_and_replays_all_the_same(shell: Shell, tra
     assert "caching: release '2.4.0' of torch_npu is not modelled; there are 2.5.1, " in answer.err
 
 
+def test_unknown_ids_are_noted(shell: Shell, trace: Path) -> None:
+    trace.write_text(TRACE + "free,7,,,\nrecord_stream,8,,1,\n", encoding="utf-8")
+    answer = shell("replay", trace, "--capacity-bytes", 40 << 20, "--json")
+    assert answer.err == (
+        "note: 2 operations are on ids that no malloc before them has, and did nothing; "
+        "the first: operation 5, free of id 7\n"
+    )
+    assert json.loads(answer.out)["operations_on_unknown_ids"] == 2
+
+
 def test_another_allocator(shell: Shell, trace: Path) -> None:
     answer = shell("replay", trace, "--capacity-bytes", 40 << 20, "--allocator", "pooled")
     assert answer.out.startswith("pooled: 5 operations, 1 ran out of memory, operation 2 first\n")

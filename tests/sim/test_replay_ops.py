@@ -8,11 +8,23 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.registry import UnknownPolicy, device_allocators
-from hbmtwin.sim.replay import PER_OP, OpResult, ReplayError, Tally, make_allocator, per_op_rows, replay, write_per_op
+from hbmtwin.sim.replay import (
+    PER_OP,
+    OpResult,
+    ReplayError,
+    Tally,
+    _Ids,
+    make_allocator,
+    per_op_rows,
+    replay,
+    write_per_op,
+)
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace
@@ -88,11 +100,56 @@ def test_a_request_for_nothing_owns_nothing() -> None:
     assert [(r.address, r.oom, r.error) for r in results] == [(None, False, "")] * 3
 
 
-def test_an_id_is_never_used_again_while_it_may_mean_something() -> None:
-    with pytest.raises(ReplayError, match=r"operation 1, malloc: id 0 stands for another tensor already"):
-        replayed([MemoryOp("malloc", 0, 512, 0), MemoryOp("malloc", 0, 512, 0)])
-    with pytest.raises(ReplayError, match=r"operation 1, malloc: id 0 stands for another tensor already"):
-        replayed([MemoryOp("malloc", 0, 50 * MIB, 0), MemoryOp("malloc", 0, 512, 0)])
+@pytest.mark.parametrize(
+    "before",
+    [
+        [MemoryOp("malloc", 0, 512, 0)],
+        [MemoryOp("malloc", 0, 512, 0), MemoryOp("free", 0)],
+        [MemoryOp("malloc", 0, 50 * MIB, 0)],  # does not fit
+        [MemoryOp("malloc", 0, 0, 0)],
+    ],
+)
+def test_an_id_is_never_used_again(before: list[MemoryOp]) -> None:
+    with pytest.raises(ReplayError, match=rf"^operation {len(before)}, malloc: id 0 was used before, by a malloc"):
+        replayed([*before, MemoryOp("malloc", 0, 512, 0)])
+
+
+def test_a_malloc_needs_a_number() -> None:
+    with pytest.raises(ReplayError, match=r"^operation 0, malloc: id is None; it must be a whole number"):
+        replayed([MemoryOp("malloc", None, 512, 0)])
+
+
+@given(st.lists(st.integers(0, 12), max_size=40))
+def test_every_order_of_ids_is_known_again(numbers: list[int]) -> None:
+    ids, those = _Ids(), set[int]()
+    for number in numbers:
+        assert (number in ids) == (number in those)
+        if number not in those:
+            ids.add(number)
+            those.add(number)
+    assert {n for n in range(14) if n in ids} == those
+
+
+def test_ids_that_rise_one_by_one_cost_no_memory() -> None:
+    ids = _Ids()
+    for number in (5, *range(1_000, 6, -1), 6, *range(1_001, 2_000)):
+        ids.add(number)
+    assert (ids.low, ids.end, ids.others) == (5, 2_000, set())
+
+
+def test_operations_on_ids_that_no_malloc_has_are_counted() -> None:
+    ops = [
+        MemoryOp("free", 3),
+        MemoryOp("malloc", 3, 512, 0),
+        MemoryOp("free", 3),
+        MemoryOp("free", 3),  # owns nothing, but is known
+        MemoryOp("record_stream", 4, stream=1),
+        MemoryOp("erase_stream", 4, stream=1, arg="0"),
+        MemoryOp("workspace", None, 512, 0),
+    ]
+    tally = Tally()
+    assert [r.stray for r in tally.count(replayed(ops))] == [True, False, False, False, True, True, False]
+    assert (tally.strays, tally.first_stray) == (3, "operation 0, free of id 3")
 
 
 @pytest.mark.parametrize(
