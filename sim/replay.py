@@ -21,7 +21,7 @@ from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.allocators.stats import ACTIVE_BYTES, ALLOCATED_BYTES, REQUESTED_BYTES, RESERVED_BYTES, StatsGrid
-from hbmtwin.workloads.memory_trace import POOL_FLAGS, MemoryOp
+from hbmtwin.workloads.memory_trace import POOL_FLAGS, MemoryOp, MemoryTrace
 
 FEATURES: Final[Mapping[str, str]] = {
     "record_stream": "streams",
@@ -102,7 +102,8 @@ def replay(ops: Iterable[MemoryOp], allocator: DeviceAllocator, driver: Driver) 
 
     Operations on an id that owns nothing (its malloc failed, or asked for 0 bytes, or it was freed) do nothing. Raise
     ReplayError for an operation that the allocator lacks a feature for, for a malloc of an id that was used before, and
-    where the real allocator would break its own memory. Ids that rise one by one cost no memory, others O(mallocs).
+    where the real allocator would break its own memory; it names file and line where *ops* are a MemoryTrace. Ids that
+    rise one by one cost no memory, others O(mallocs).
     """
     verbs = _Verbs(allocator, driver)
     carry_out = verbs.by_name()
@@ -110,39 +111,34 @@ def replay(ops: Iterable[MemoryOp], allocator: DeviceAllocator, driver: Driver) 
         feature = FEATURES.get(op.op)
         if feature is not None and feature not in allocator.features:
             offers = ", ".join(sorted(allocator.features))
-            raise ReplayError(
-                f"operation {index}, {op.op}: {allocator.name} has no feature {feature!r} (it offers {offers}); "
-                "choose an allocator that has it, or leave such operations out"
-            )
+            why = f"{allocator.name} has no feature {feature!r} (it offers {offers})"
+            raise _stopped(ops, index, op, f"{why}; choose an allocator that has it, or leave such operations out")
         address, oom, error = None, False, ""
         stray = op.op in _OF_TENSOR and op.id not in verbs.used
         try:
             address = carry_out[op.op](op)
         except OutOfMemory as shortage:
             oom, error = True, shortage.torch_message
-        except _Twice as twice:
-            raise ReplayError(f"operation {index}, {op.op}: {twice}") from None
         except UnsafeState as unsafe:
-            raise ReplayError(f"operation {index}, {op.op}: {unsafe}") from None
+            raise _stopped(ops, index, op, unsafe) from None
         except (ValueError, RuntimeError) as refusal:
             if op.op not in _REFUSABLE:
-                raise ReplayError(f"operation {index}, {op.op}: {refusal}") from None
+                raise _stopped(ops, index, op, refusal) from None
             kind = ValueError if isinstance(refusal, ValueError) else RuntimeError
             error = f"{kind.__name__}: {refusal}"
         yield OpResult(index, op.op, op.id, address, oom, error, stray)
+
+
+def _stopped(ops: Iterable[MemoryOp], index: int, op: MemoryOp, why: object) -> ReplayError:
+    place = f"{ops.place}: " if isinstance(ops, MemoryTrace) else ""
+    return ReplayError(f"{place}operation {index}, {op.op}: {why}")
 
 
 _REFUSABLE: Final = frozenset(
     ("set_conf", "set_fraction", "mempool_begin", "mempool_end", "mempool_delete", "empty_virt_addr_cache")
 )
 """Operations that the real allocator refuses with an error and goes on."""
-
-
 _OF_TENSOR: Final = frozenset(("free", "record_stream", "erase_stream"))
-
-
-class _Twice(Exception):
-    """A number that owns or owned something is given out again."""
 
 
 class _Ids:
@@ -203,7 +199,7 @@ class _Verbs:
         if not isinstance(op.id, int):
             raise ValueError(f"id is {op.id!r}; it must be a whole number")
         if op.id in self.used:
-            raise _Twice(f"id {op.id} was used before, by a malloc further up; give each malloc a number of its own")
+            raise ValueError(f"id {op.id} was used by a malloc before; give each malloc a number of its own")
         self.used.add(op.id)
         if op.size == 0:
             return None  # torch answers with a null pointer before any allocator sees it

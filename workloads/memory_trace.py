@@ -81,22 +81,46 @@ OPERATIONS: Final[Mapping[str, Uses]] = {
 """Every operation there is; a reader refuses others."""
 
 
-def read_memory_trace(path: str | Path, *, allocator: str | None = None) -> Generator[MemoryOp, None, None]:
+class MemoryTrace(Iterator[MemoryOp]):
+    """The operations of a file, in order, and where the last one stands."""
+
+    def __init__(self, path: Path, allocator: str | None) -> None:
+        self.path = path
+        self._is_parquet = _is_parquet(path)
+        self._line: int | None = None
+        self._ops = self._checked(allocator)
+
+    def __next__(self) -> MemoryOp:
+        return next(self._ops)
+
+    @property
+    def place(self) -> str:
+        """``FILE:LINE`` of CSV, ``FILE: row N`` (from 0) of Parquet, for the operation that was read last."""
+        return str(self.path) if self._line is None else _place(self.path, self._line, self._is_parquet)
+
+    def close(self) -> None:
+        """Close the file; there are no further operations."""
+        self._ops.close()
+
+    def _checked(self, allocator: str | None) -> Generator[MemoryOp, None, None]:
+        only = _Only(allocator)
+        with closing(_parquet_rows(self.path) if self._is_parquet else _csv_rows(self.path)) as rows:
+            for self._line, row in rows:
+                try:
+                    if only.keeps(row.get("allocator")):
+                        yield _operation(row)
+                except ValueError as error:
+                    raise WorkloadError(f"{self.place}: {error}") from None
+
+
+def read_memory_trace(path: str | Path, *, allocator: str | None = None) -> MemoryTrace:
     """The operations of a CSV (plain or gzip) or Parquet file, in order, checked; nothing is held but some rows.
 
-    *allocator* keeps the operations of that one where a recorded run had several. Raise WorkloadError with file and
-    line (Parquet: row from 0) on a missing column, an unknown operation, or a value that its operation cannot have.
+    *allocator* keeps the operations of that one where a recorded run had several. Reading on raises WorkloadError with
+    file and line (Parquet: row from 0) on a missing column, an unknown operation, or a value that its operation cannot
+    have.
     """
-    path = Path(path)
-    only = _Only(path, allocator)
-    with closing(_parquet_rows(path) if _is_parquet(path) else _csv_rows(path)) as rows:
-        for line, row in rows:
-            try:
-                if only.keeps(row.get("allocator")):
-                    yield _operation(row)
-            except ValueError as error:
-                what, _, cure = str(error).partition("; ")
-                raise bad_line(path, line, what, cure) from None
+    return MemoryTrace(Path(path), allocator)
 
 
 def write_memory_trace(ops: Iterable[MemoryOp], path: str | Path, *, stamps: bool = False) -> None:
@@ -129,9 +153,13 @@ _Values = Mapping[str, object]
 def _is_parquet(path: Path) -> bool:
     try:
         with path.open("rb") as raw:
-            return raw.read(4) == b"PAR1"
+            return path.suffix == ".parquet" or raw.read(4) == b"PAR1"
     except OSError:
         return False  # whoever opens it next says what is wrong
+
+
+def _place(path: Path, line: int, is_parquet: bool) -> str:
+    return f"{path}: row {line}" if is_parquet else f"{path}:{line}"
 
 
 def _csv_rows(path: Path) -> Generator[tuple[int, _Values], None, None]:
@@ -139,7 +167,7 @@ def _csv_rows(path: Path) -> Generator[tuple[int, _Values], None, None]:
         reader = csv.reader(lines)
         try:
             header = [name.strip() for name in next(reader, [])]
-            _check_header(path, header)
+            _check_header(f"{path}:1", header)
             for fields in reader:
                 if not fields:
                     continue
@@ -152,10 +180,17 @@ def _csv_rows(path: Path) -> Generator[tuple[int, _Values], None, None]:
 
 
 def _parquet_rows(path: Path) -> Generator[tuple[int, _Values], None, None]:
+    with path.open("rb") as raw:
+        if raw.read(4) != b"PAR1":
+            raise WorkloadError(f"{path}: this is not a Parquet file; if it is CSV, let its name end in .csv")
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            _check_header(path, names)
+            _check_header(str(path), names)
+            for field in file.schema_arrow:
+                if field.name in COLUMNS and pa.types.is_nested(field.type):
+                    what = f"column {field.name!r} is of type {field.type}"
+                    raise WorkloadError(f"{path}: {what}; write one number or text a row")
             wanted = [name for name in (*COLUMNS, *STAMPS, "allocator") if name in names]
             row = 0
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=wanted):
@@ -167,20 +202,19 @@ def _parquet_rows(path: Path) -> Generator[tuple[int, _Values], None, None]:
         raise WorkloadError(f"{path}: this Parquet file is damaged ({error}); fetch or write it again") from None
 
 
-def _check_header(path: Path, names: Sequence[str]) -> None:
+def _check_header(place: str, names: Sequence[str]) -> None:
     for name in COLUMNS:
         if name not in names:
-            raise bad_line(path, 1, f"no column {name!r}", f"an operation trace needs {','.join(COLUMNS)}")
+            raise WorkloadError(f"{place}: no column {name!r}; an operation trace needs {','.join(COLUMNS)}")
     for name in names:
         if names.count(name) > 1:
-            raise bad_line(path, 1, f"two columns are called {name!r}", "remove one")
+            raise WorkloadError(f"{place}: two columns are called {name!r}; remove one")
 
 
 class _Only:
-    """Keeps the rows of one allocator. Raise WorkloadError where a trace holds several and none was chosen."""
+    """Keeps the rows of one allocator. Raise ValueError where a trace holds several and none was chosen."""
 
-    def __init__(self, path: Path, wanted: str | None) -> None:
-        self.path = path
+    def __init__(self, wanted: str | None) -> None:
         self.wanted = wanted
         self.first: object = None
 
@@ -248,7 +282,7 @@ def _whole(op: str, column: str, value: object, *, least: int) -> int:
         if isinstance(value, float) and not value.is_integer():
             raise ValueError
         number = int(cast("int | float | str", "" if value is None else value))
-    except ValueError:
+    except (TypeError, ValueError):
         raise ValueError(f"{column} of {op} is {value!r}; it must be a whole number") from None
     if not least <= number < _LARGEST:
         raise ValueError(f"{column} of {op} is {number}; it must be at least {least} and below 2^63")

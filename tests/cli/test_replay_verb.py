@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hbmtwin.workloads.memory_trace import MemoryOp, write_memory_trace
+
 Shell = Callable[..., Any]
 
 TRACE = """op,id,size,stream,arg
@@ -90,6 +92,13 @@ def test_unknown_ids_are_noted(shell: Shell, trace: Path) -> None:
     assert json.loads(answer.out)["operations_on_unknown_ids"] == 2
 
 
+def test_a_bad_operation_of_parquet_is_told_by_its_row(shell: Shell, tmp_path: Path) -> None:
+    write_memory_trace([MemoryOp("malloc", 0, 512, 0), MemoryOp("malloc", 0, 512, 0)], tmp_path / "t.parquet")
+    answer = shell("replay", "t.parquet", "--capacity-bytes", 40 << 20)
+    assert answer.code == 2
+    assert answer.err.startswith("error: t.parquet: row 1: operation 1, malloc: id 0 was used by a malloc before")
+
+
 def test_another_allocator(shell: Shell, trace: Path) -> None:
     answer = shell("replay", trace, "--capacity-bytes", 40 << 20, "--allocator", "pooled")
     assert answer.out.startswith("pooled: 5 operations, 1 ran out of memory, operation 2 first\n")
@@ -116,7 +125,16 @@ def test_another_allocator(shell: Shell, trace: Path) -> None:
             2,
             "pooled has no setting 'flavour'",
         ),
-        (["streams.csv", "--capacity-bytes", "99999999", "--allocator", "pooled"], 2, "has no feature 'streams'"),
+        (
+            ["streams.csv", "--capacity-bytes", "99999999", "--allocator", "pooled"],
+            2,
+            "streams.csv:2: operation 0, record_stream: ",
+        ),
+        (
+            ["twice.csv", "--capacity-bytes", "99999999"],
+            2,
+            "twice.csv:5: operation 2, malloc: id 0 was used by a malloc before",
+        ),
         (["bad.csv", "--capacity-bytes", "1000000"], 1, "bad.csv:2: unknown operation 'maloc'; did you mean 'malloc'?"),
         (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "no/where.csv"], 1, "no; create it first, or choose"),
         (
@@ -135,6 +153,9 @@ def test_another_allocator(shell: Shell, trace: Path) -> None:
 def test_complaints(shell: Shell, trace: Path, arguments: list[str], code: int, said: str) -> None:
     (trace.parent / "bad.csv").write_text("op,id,size,stream,arg\nmaloc,0,512,0,\n", encoding="utf-8")
     (trace.parent / "streams.csv").write_text("op,id,size,stream,arg\nrecord_stream,0,,1,\n", encoding="utf-8")
+    (trace.parent / "twice.csv").write_text(
+        "op,id,size,stream,arg\nmalloc,0,1,0,\n\nfree,0,,,\nmalloc,0,1,0,\n", encoding="utf-8"
+    )
     (trace.parent / "folder.csv").mkdir()
     for name, target in (("full", "/dev/full"), ("loop", "loop.csv"), ("same", "trace.csv")):
         (trace.parent / f"{name}.csv").symlink_to(target)

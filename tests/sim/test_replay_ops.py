@@ -110,7 +110,9 @@ def test_a_request_for_nothing_owns_nothing() -> None:
     ],
 )
 def test_an_id_is_never_used_again(before: list[MemoryOp]) -> None:
-    with pytest.raises(ReplayError, match=rf"^operation {len(before)}, malloc: id 0 was used before, by a malloc"):
+    with pytest.raises(
+        ReplayError, match=rf"^operation {len(before)}, malloc: id 0 was used by a malloc before; give "
+    ):
         replayed([*before, MemoryOp("malloc", 0, 512, 0)])
 
 

@@ -138,7 +138,7 @@ def test_a_bad_row_of_parquet_is_told_by_its_number_from_0(tmp_path: Path) -> No
         {"op": ["malloc", "melt"], "id": [0, 0], "size": [512, 0], "stream": [0, 0], "arg": ["", ""]},
     )
     frame.to_parquet(tmp_path / "t.parquet")
-    assert complaint(tmp_path / "t.parquet").startswith("trace:1: unknown operation 'melt'; known are ")
+    assert complaint(tmp_path / "t.parquet").startswith("trace: row 1: unknown operation 'melt'; known are ")
 
 
 def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
@@ -151,12 +151,39 @@ def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
     assert complaint(written(tmp_path / "c.csv", "")).startswith("trace:1: no column 'op'")
     assert "no such file" in complaint(tmp_path / "gone.csv")
     pd.DataFrame({"op": ["malloc"]}).to_parquet(tmp_path / "d.parquet")
-    assert complaint(tmp_path / "d.parquet").startswith("trace:1: no column 'id'")
+    assert complaint(tmp_path / "d.parquet").startswith("trace: no column 'id'")
     whole = (tmp_path / "d.parquet").read_bytes()
     (tmp_path / "e.parquet").write_bytes(whole[: len(whole) // 2])
     assert complaint(tmp_path / "e.parquet").startswith("trace: this Parquet file is damaged")
     (tmp_path / "f.csv.gz").write_bytes(gzip.compress(b"op,id,size,stream,arg\n" + b"malloc,0,512,0,\n" * 99)[:40])
     assert "the gzip file ends early" in complaint(tmp_path / "f.csv.gz")
+
+
+@pytest.mark.parametrize("text", ["", "op,id,size,stream,arg\n"])
+def test_a_text_called_parquet(tmp_path: Path, text: str) -> None:
+    assert complaint(written(tmp_path / "t.parquet", text)) == (
+        "trace: this is not a Parquet file; if it is CSV, let its name end in .csv"
+    )
+
+
+def test_columns_of_parquet_that_hold_no_single_values(tmp_path: Path) -> None:
+    columns = {"op": ["malloc"], "id": [[0]], "size": [512], "stream": [0], "arg": [""]}
+    pd.DataFrame(columns).to_parquet(tmp_path / "t.parquet")
+    said = complaint(tmp_path / "t.parquet")
+    assert said.startswith("trace: column 'id' is of type list<")
+    assert said.endswith("; write one number or text a row")
+    pd.DataFrame(columns | {"id": [pd.Timestamp(0)]}).to_parquet(tmp_path / "t.parquet")
+    assert complaint(tmp_path / "t.parquet").startswith("trace: row 0: id of malloc is ")
+
+
+def test_a_trace_knows_where_it_is(tmp_path: Path) -> None:
+    text = "op,id,size,stream,arg,allocator\n\nempty_cache,,,,,b\nmalloc,0,512,0,,a\nfree,0,,,,a\n"
+    path = written(tmp_path / "t.csv", text)
+    pd.read_csv(path).to_parquet(tmp_path / "t.parquet")
+    for name, places in (("t.csv", [":4", ":5"]), ("t.parquet", [": row 1", ": row 2"])):
+        trace = read_memory_trace(tmp_path / name, allocator="a")
+        assert trace.place == str(tmp_path / name)
+        assert [trace.place for _ in trace] == [f"{tmp_path / name}{place}" for place in places]
 
 
 def test_a_trace_of_several_allocators_is_read_one_at_a_time(tmp_path: Path) -> None:
