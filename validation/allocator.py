@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hbmtwin.sim.replay import ReplayError
 from hbmtwin.validation.comparison import Difference, first_difference, segment_lines
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.emulated.records import OUTCOMES
+from hbmtwin.validation.legality import check_trace
 from hbmtwin.validation.simulated import simulate
 from hbmtwin.validation.traffic import CONFIGURATIONS
 from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace
@@ -50,7 +52,7 @@ class Report:
     against: str
     cases: tuple[CaseReport, ...]
     skipped: tuple[tuple[str, str], ...] = ()
-    """Cases that this backend cannot run, and why."""
+    """Cases of which nothing could be run, and why."""
 
     @property
     def operations(self) -> int:
@@ -142,23 +144,42 @@ def from_files(paths: Iterable[Path], settings: NpuSettings) -> Iterator[Case]:
 
 
 def validate(cases: Iterable[Case], backend: Backend, *, done: Callable[[CaseReport], None] | None = None) -> Report:
-    """Run both sides of each case and compare; *done* is called with each report as it comes."""
+    """Run both sides of each case and compare; *done* is called with each report as it comes.
+
+    A case whose settings both sides refuse alike is skipped with both reasons; refused otherwise it differs. Raise
+    ReplayError with the case's name for a trace that is not legal.
+    """
     reports, skipped = [], []
     for case in cases:
         why_not = backend.refuses(case.ops, case.settings)
         if why_not:
             skipped.append((case.name, why_not))
             continue
+        check_trace(case.name, case.ops)
         report = _report(case, backend)
+        if isinstance(report, str):
+            skipped.append((case.name, report))
+            continue
         reports.append(report)
         if done is not None:
             done(report)
     return Report(backend.against, tuple(reports), tuple(skipped))
 
 
-def _report(case: Case, backend: Backend) -> CaseReport:
-    ours, real = backend.both(case.ops, case.settings)
+def _report(case: Case, backend: Backend) -> CaseReport | str:
+    """How it went, or why nothing could be run."""
+    try:
+        ours, real = backend.both(case.ops, case.settings)
+    except ReplayError as unsafe:
+        raise ReplayError(f"{case.name}: {unsafe}") from None
     difference = first_difference(case.ops, ours, real, same_driver=backend.same_driver)
+    mine, theirs = ours.setup_error, real.setup_error
+    if difference is None and mine is not None and theirs is not None:
+        return (
+            f"both sides refuse the settings {case.settings.alloc_conf!r}, so nothing was run "
+            f"(ours {mine.kind}: {mine.text}; real {theirs.kind}: {theirs.text}); "
+            "correct the settings"
+        )
     if difference is not None and difference.operation >= 0:
         difference = _with_states(difference, case, backend)
     return CaseReport(

@@ -38,11 +38,8 @@ def first_difference(
     OutOfMemory, which name its free bytes, are compared as well. O(numbers), in numpy.
     """
     if ours.setup_error is not None or real.setup_error is not None:
-        kinds = [
-            ("refused by" if e else "", e.kind if e else "not refused") for e in (ours.setup_error, real.setup_error)
-        ]
-        if kinds[0][1] == kinds[1][1]:
-            return None
+        if _kind(ours.setup_error) == _kind(real.setup_error):
+            return None  # the texts are in our own words
         return Difference(-1, None, (("settings", _said(ours.setup_error), _said(real.setup_error)),))
     a, b = ours.stat_names, real.stat_names
     if a != b:

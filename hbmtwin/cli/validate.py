@@ -26,18 +26,30 @@ class Unavailable(typer.TyperException):
     exit_code = 1
 
 
+class NothingRun(typer.TyperException):
+    """No operation of the given traces could be compared; the message says why, trace by trace."""
+
+    exit_code = 2
+
+
 def validate_allocator(
     traces: Sequence[Path], backend: BackendName, settings: NpuSettings, operations: int, seed: int
 ) -> Report:
-    """Compare on trace files, or on made-up traces where none is given. Raise Unavailable, WorkloadError."""
+    """Compare on trace files, or on made-up traces where none is given.
+
+    Raise Unavailable, WorkloadError, ReplayError for a trace that is not legal, NothingRun.
+    """
     cases = from_files(traces, settings) if traces else made_up(operations, seed)
     names = [str(trace) for trace in traces] or [c.name for c in CONFIGURATIONS]
     with ExitStack() as opened, progress_of_comparison(names) as finished:
         try:
             real = _open(backend, opened)
-            return validate(cases, real, done=lambda report: finished(report.name))
+            report = validate(cases, real, done=lambda report: finished(report.name))
         except (EmulatorUnavailable, DeviceUnavailable, WorkerDied) as error:
             raise Unavailable(str(error)) from None
+    if report.skipped and not report.operations and not report.differing:
+        raise NothingRun("\n".join(f"{name}: {reason}" for name, reason in report.skipped))
+    return report
 
 
 def _open(backend: BackendName, opened: ExitStack) -> Backend:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.allocators.caching import releases
+from hbmtwin.allocators.caching import AllocatorConf, releases
 from hbmtwin.validation.emulated import EmulatorUnavailable, build, npu
 
 Shell = Callable[..., Any]
@@ -92,3 +92,34 @@ def test_a_trace_that_cannot_be_read(shell: Shell) -> None:
     answer = shell("validate", "allocator", "gone.csv")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("error: gone.csv: no such file")
+
+
+@pytest.mark.usefixtures("emulated")
+def test_settings_that_both_refuse_compare_nothing_and_exit_with_2(shell: Shell, trace: Path) -> None:
+    answer = shell("validate", "allocator", trace, "--alloc-conf", "foo:1")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == (
+        f"error: {trace}: both sides refuse the settings 'foo:1', so nothing was run "
+        "(ours ValueError: Unrecognized key 'foo' in NPU allocator config; "
+        "real ValueError: Unrecognized key 'foo' in NPU allocator config,); correct the settings\n"
+    )
+
+
+@pytest.mark.usefixtures("emulated")
+def test_settings_that_only_the_real_one_refuses_differ(
+    shell: Shell, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AllocatorConf, "parse", lambda self, text: None)
+    answer = shell("validate", "allocator", trace, "--alloc-conf", "foo:1")
+    assert answer.code == 3
+    assert "  settings: ours no error, real ValueError: Unrecognized key 'foo'" in answer.out
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_trace_that_is_not_legal_is_one_line_and_exits_with_2(shell: Shell, trace: Path) -> None:
+    trace.write_text(TRACE + "malloc,1,512,0,\n", encoding="utf-8")
+    answer = shell("validate", "allocator", trace)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == (
+        f"error: {trace}: operation 4, malloc: id 1 stands for another tensor already; give each a number of its own\n"
+    )
