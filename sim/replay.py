@@ -233,6 +233,8 @@ class Tally:
     operations: int = 0
     ooms: int = 0
     first_oom_index: int | None = None
+    first_oom_message: str = ""
+    """torch's text, where the allocator has one."""
     errors: int = 0
     first_error: str = ""
     strays: int = 0
@@ -246,7 +248,7 @@ class Tally:
             if result.oom:
                 self.ooms += 1
                 if self.first_oom_index is None:
-                    self.first_oom_index = result.index
+                    self.first_oom_index, self.first_oom_message = result.index, result.error
             elif result.error:
                 self.errors += 1
                 self.first_error = self.first_error or f"operation {result.index}, {result.op}: {result.error}"

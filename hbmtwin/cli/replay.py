@@ -65,6 +65,7 @@ def summary(tally: Tally, stats: Mapping[str, int], wall_s: float) -> dict[str, 
         "operations": tally.operations,
         "oom_operations": tally.ooms,
         "first_oom_index": tally.first_oom_index,
+        "first_oom_message": tally.first_oom_message or None,
         "refused_operations": tally.errors,
         "operations_on_unknown_ids": tally.strays,
         "operations_per_second": round(tally.operations / wall_s, 1) if wall_s else 0.0,
@@ -77,6 +78,8 @@ def print_replay(console: Console, name: str, tally: Tally, stats: Mapping[str, 
     if tally.first_oom_index is not None:
         fate = f"{tally.ooms:,} ran out of memory, operation {tally.first_oom_index:,} first"
     console.print(f"[bold]{escape(name)}: {tally.operations:,} operations, {fate}[/bold]")
+    if tally.first_oom_message:
+        console.print(f"  {escape(tally.first_oom_message)}", soft_wrap=True)
     for family in ("reserved_bytes", "allocated_bytes", "requested_bytes"):
         now, peak = stats[f"{family}.all.current"], stats[f"{family}.all.peak"]
         console.print(

@@ -33,6 +33,7 @@ def test_for_people(shell: Shell, trace: Path) -> None:
     answer = shell("replay", trace, "--capacity-bytes", 40 << 20)
     assert answer.code == 0
     assert answer.out.startswith("caching: 5 operations, 1 ran out of memory, operation 2 first\n")
+    assert answer.out.splitlines()[1].startswith("  NPU out of memory. Tried to allocate 32.00 MiB (")
     assert answer.err == ""
 
 
@@ -40,6 +41,7 @@ def test_json_has_torchs_keys_and_the_counts(shell: Shell, trace: Path) -> None:
     found = json.loads(shell("replay", trace, "--capacity-bytes", 40 << 20, "--json").out)
     assert found["num_ooms"] == 1
     assert found["first_oom_index"] == 2
+    assert found["first_oom_message"].startswith("NPU out of memory. Tried to allocate 32.00 MiB (")
     assert found["operations"] == 5
     assert found["operations_per_second"] > 0
     assert found["reserved_bytes.all.current"] == 34 << 20
@@ -57,6 +59,7 @@ def test_flavour_and_settings_change_the_result(shell: Shell, trace: Path) -> No
     )
     assert conf["max_split_size"] == 32 << 20
     assert conf["first_oom_index"] is None
+    assert conf["first_oom_message"] is None
 
 
 def test_per_op(shell: Shell, trace: Path, tmp_path: Path) -> None:
@@ -96,7 +99,7 @@ def test_a_bad_operation_of_parquet_is_told_by_its_row(shell: Shell, tmp_path: P
     write_memory_trace([MemoryOp("malloc", 0, 512, 0), MemoryOp("malloc", 0, 512, 0)], tmp_path / "t.parquet")
     answer = shell("replay", "t.parquet", "--capacity-bytes", 40 << 20)
     assert answer.code == 2
-    assert answer.err.startswith("error: t.parquet: row 1: operation 1, malloc: id 0 was used by a malloc before")
+    assert answer.err.startswith("error: t.parquet: row 1: operation 1, malloc: id 0 was used by a malloc")
 
 
 def test_another_allocator(shell: Shell, trace: Path) -> None:
@@ -133,7 +136,7 @@ def test_another_allocator(shell: Shell, trace: Path) -> None:
         (
             ["twice.csv", "--capacity-bytes", "99999999"],
             2,
-            "twice.csv:5: operation 2, malloc: id 0 was used by a malloc before",
+            "twice.csv:5: operation 2, malloc: id 0 was used by a malloc",
         ),
         (["bad.csv", "--capacity-bytes", "1000000"], 1, "bad.csv:2: unknown operation 'maloc'; did you mean 'malloc'?"),
         (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "no/where.csv"], 1, "no; create it first, or choose"),

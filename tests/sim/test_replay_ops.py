@@ -110,9 +110,7 @@ def test_a_request_for_nothing_owns_nothing() -> None:
     ],
 )
 def test_an_id_is_never_used_again(before: list[MemoryOp]) -> None:
-    with pytest.raises(
-        ReplayError, match=rf"^operation {len(before)}, malloc: id 0 was used by a malloc before; give "
-    ):
+    with pytest.raises(ReplayError, match=rf"^operation {len(before)}, malloc: id 0 was used by a malloc before"):
         replayed([*before, MemoryOp("malloc", 0, 512, 0)])
 
 
@@ -256,7 +254,8 @@ def test_a_tally_counts_what_goes_by() -> None:
     driver = HbmDriver(40 * MIB)
     rows = list(tally.count(replay(SHORTAGE, make_allocator("caching", driver, {}), driver)))
     assert len(rows) == 8
-    assert tally == Tally(operations=8, ooms=1, first_oom_index=2)
+    assert tally.first_oom_message.startswith("NPU out of memory. Tried to allocate 32.00 MiB ")
+    assert tally == Tally(operations=8, ooms=1, first_oom_index=2, first_oom_message=tally.first_oom_message)
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet"])
