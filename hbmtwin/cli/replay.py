@@ -22,6 +22,7 @@ from hbmtwin.api import (
     write_per_op,
 )
 from hbmtwin.dashboard.verdict import bytes_text
+from hbmtwin.sim.scenario import MAX_BYTES
 
 
 def replay_trace(
@@ -35,8 +36,12 @@ def replay_trace(
 ) -> tuple[Tally, dict[str, int]]:
     """Carry the trace out, write the table where one is wanted, and return the counts and the final statistics.
 
-    Operations on ids that no malloc before them has are told on stderr.
+    Operations on ids that no malloc before them has are told on stderr. Raise ReplayError for more than 16 TiB.
     """
+    if capacity_bytes > MAX_BYTES:
+        raise ReplayError(
+            f"--capacity-bytes is {capacity_bytes}, more than {MAX_BYTES} (16 TiB); give the bytes of one device"
+        )
     driver = HbmDriver(capacity_bytes)
     try:
         device_allocator = make_allocator(allocator, driver, settings)

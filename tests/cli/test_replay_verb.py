@@ -85,6 +85,18 @@ def test_an_older_release_counts_less_and_replays_all_the_same(shell: Shell, tra
     assert "caching: release '2.4.0' of torch_npu is not modelled; there are 2.5.1, " in answer.err
 
 
+def test_a_request_for_nothing_has_an_empty_address(shell: Shell, trace: Path, tmp_path: Path) -> None:
+    trace.write_text("op,id,size,stream,arg\nmalloc,0,0,0,\nfree,0,,,\nmalloc,1,100,0,\n", encoding="utf-8")
+    answer = shell("replay", trace, "--capacity-bytes", 2**44, "--per-op", "rows.csv", "--json")
+    assert answer.err == ""
+    assert json.loads(answer.out)["allocation.all.allocated"] == 1
+    assert (tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()[1:] == [
+        "0,malloc,0,,0,0,0,0,0,0,0,0",
+        "1,free,0,,0,0,0,0,0,0,0,0",
+        "2,malloc,1,0,2097152,512,100,512,1,0,0,0",
+    ]
+
+
 def test_unknown_ids_are_noted(shell: Shell, trace: Path) -> None:
     trace.write_text(TRACE + "free,7,,,\nrecord_stream,8,,1,\n", encoding="utf-8")
     answer = shell("replay", trace, "--capacity-bytes", 40 << 20, "--json")
@@ -112,6 +124,11 @@ def test_another_allocator(shell: Shell, trace: Path) -> None:
     [
         (["gone.csv", "--capacity-bytes", "1000000"], 1, "gone.csv: no such file"),
         (["trace.csv"], 2, "Missing option '--capacity-bytes'"),
+        (
+            ["trace.csv", "--capacity-bytes", str(2**44 + 1)],
+            2,
+            "17592186044417, more than 17592186044416 (16 TiB); give",
+        ),
         (["trace.csv", "--capacity-bytes", "1000000", "--allocator", "cashing"], 2, "no device allocator is called"),
         (
             ["trace.csv", "--capacity-bytes", "1000000", "--alloc-conf", "max_split_size_mb:1"],
