@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,10 @@ def replay_trace(
         raise ReplayError(
             f"--capacity-bytes is {capacity_bytes}, more than {MAX_BYTES} (16 TiB); give the bytes of one device"
         )
+    if per_op is not None and per_op.exists():
+        for stream in (1, 2):  # a shell's redirection, or a link to /dev/stdout under one
+            if os.path.samestat(per_op.stat(), os.fstat(stream)):
+                raise ReplayError(f"{per_op}: is where this program prints to; choose another name for the table")
     driver = HbmDriver(capacity_bytes)
     try:
         device_allocator = make_allocator(allocator, driver, settings)

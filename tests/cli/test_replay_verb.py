@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,18 @@ def test_an_older_release_counts_less_and_replays_all_the_same(shell: Shell, tra
     assert "caching: release '2.4.0' of torch_npu is not modelled; there are 2.5.1, " in answer.err
 
 
+def test_the_table_does_not_replace_what_is_printed(trace: Path) -> None:
+    link = trace.parent / "rows.csv"
+    link.symlink_to("/dev/stdout")
+    command = [sys.executable, "-m", "hbmtwin", "replay", str(trace), "--capacity-bytes", "1000", "--per-op", str(link)]
+    with (trace.parent / "printed").open("w+b") as printed:
+        done = subprocess.run(command, stdout=printed, stderr=subprocess.PIPE, check=False)
+        printed.seek(0)
+        assert printed.read() == (trace.parent / "printed").read_bytes() == b""
+    assert done.returncode == 2
+    assert b"rows.csv: is where this program prints to; choose another" in done.stderr
+
+
 def test_a_request_for_nothing_has_an_empty_address(shell: Shell, trace: Path, tmp_path: Path) -> None:
     trace.write_text("op,id,size,stream,arg\nmalloc,0,0,0,\nfree,0,,,\nmalloc,1,100,0,\n", encoding="utf-8")
     answer = shell("replay", trace, "--capacity-bytes", 2**44, "--per-op", "rows.csv", "--json")
@@ -162,7 +176,7 @@ def test_another_allocator(shell: Shell, trace: Path) -> None:
             2,
             "must end in .csv, .csv.gz, .parquet",
         ),
-        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "/dev/stdout"], 2, "must end in .csv, .csv.gz"),
+        (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "/dev/full"], 2, "must end in .csv, .csv.gz"),
         (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "folder.csv"], 2, "is there and no regular file"),
         (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "full.csv"], 2, "is there and no regular file"),
         (["trace.csv", "--capacity-bytes", "1000000", "--per-op", "loop.csv"], 2, "is there and no regular file"),
