@@ -289,7 +289,9 @@ def replay(
     only: Annotated[
         str | None, typer.Option(help="Operations of this allocator, where a recorded run had several.")
     ] = None,
-    per_op: Annotated[Path | None, typer.Option(help="Table with one row per operation: .csv or .parquet.")] = None,
+    per_op: Annotated[
+        Path | None, typer.Option(help="Table with one row per operation: .csv, .csv.gz or .parquet.")
+    ] = None,
     json_: Json = False,
 ) -> int:
     """Replay an operation trace on a device allocator."""

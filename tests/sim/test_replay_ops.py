@@ -317,3 +317,16 @@ def test_a_trace_of_two_allocators_is_replayed_one_at_a_time(tmp_path: Path) -> 
     results = replayed(ops, "pooled", twin.budget.total_bytes, limit_bytes=twin.kv_budget_bytes)
     assert len(results) == len(ops) > 100
     assert not any(r.oom for r in results)
+
+
+def test_a_workspace_of_nothing_takes_nothing() -> None:
+    """Seen on the binary: neither the first use of a stream nor a later one gets an address or memory."""
+    ops = [MemoryOp("workspace", size=0, stream=0), MemoryOp("workspace", size=5 * MIB, stream=0)]
+    driver = HbmDriver(40 * MIB)
+    allocator = device_allocators.get("caching")(driver, device_allocators.get("caching").Config())
+    first, second, third = replay([*ops, MemoryOp("workspace", size=0, stream=0)], allocator, driver)
+    assert first.address is None
+    assert second.address is not None
+    assert third.address is None
+    assert (first.oom, second.oom, third.oom) == (False, False, False)
+    assert driver.used_bytes == 6 * MIB
