@@ -179,7 +179,7 @@ class CountsRefusalsLate(CachingAllocator):
     def _out_of_memory(self, *arguments: object) -> Exception:
         if self._cap is not None:
             self.grid.num_alloc_retries -= 1
-        raise super()._out_of_memory(*arguments)  # type: ignore[arg-type]
+        raise super()._out_of_memory(*arguments)
 
 
 @pytest.mark.parametrize(
