@@ -7,8 +7,8 @@
     free queue                             head -> 1 2 3 ... ; blocks are taken at the head, given back at the tail
     a sequence                             block ids in token order; the last block may be partly filled
 
-The rules are vLLM 0.27's (``BlockPool``, ``KVCacheManager.allocate_slots``), id for id: a block id that this file
-gives out is the one that vLLM would.
+The rules are vLLM 0.27's (``BlockPool``, ``KVCacheManager.allocate_slots``), meant to give the ids that vLLM would.
+They were compared, id by id, with a second model written from the same rules, and not with vLLM itself yet.
 """
 
 from __future__ import annotations

@@ -131,8 +131,14 @@ def _subtraction(error: Exception) -> str:
 
     if not isinstance(error, DoesNotFit):
         return ""
-    lines = [(line.item, line.bytes) for line in error.budget.lines] + [("sum: the device", error.budget.total_bytes)]
-    return "".join(f"\n  {item:<16}{size / 2**30:>9.2f} GiB" for item, size in lines)
+    rows = [(line.item, line.bytes, line.low, line.high) for line in error.budget.lines]
+    total = error.budget.total_bytes
+    text = ""
+    for item, size, low, high in [*rows, ("sum: the device", total, total, total)]:
+        text += f"\n  {item:<16}{size / 2**30:>9.2f} GiB"
+        if low != high:
+            text += f"   estimated, {low / 2**30:.2f} to {high / 2**30:.2f}"
+    return text
 
 
 def _complain(message: str, code: int) -> int:

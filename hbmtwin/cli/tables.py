@@ -46,7 +46,8 @@ def print_comparison(console: Console, summaries: Mapping[str, Summary], wall_s:
     if any(s["oom"] is not None for s in summaries.values()):
         console.print("Latencies of a policy that died cover only what it lived through.", style="dim")
     console.print(
-        f"{traffic} Sizes, tokens and causes are exact for this traffic; times are estimates "
+        f"{traffic} Sizes, tokens and causes follow exactly from traffic, memory plan and order of events; the plan's "
+        "activation and runtime bytes, and all times, are estimates "
         f"({escape(str(first['basis']))}). Ratios are means over time. GiB = 2^30 bytes. "
         f"Took {wall_s:.1f} s.".lstrip(),
         style="dim",
@@ -116,7 +117,8 @@ def print_run(console: Console, name: str, summary: Summary, wall_s: float) -> N
         table.add_row(label, escape(text))
     console.print(table)
     console.print(
-        f"Times are estimates ({escape(str(summary['basis']))}); sizes, tokens and causes are exact for this traffic. "
+        f"Times are estimates ({escape(str(summary['basis']))}); so are the memory plan's activation and "
+        "runtime bytes. Sizes, tokens and causes follow exactly from these. "
         f"Took {wall_s:.1f} s.",
         style="dim",
     )
