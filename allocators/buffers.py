@@ -78,7 +78,7 @@ class BufferStore:
         self.arena = arena
         merged = tensors == "merged"
         self._token_bytes = layout.token_bytes
-        self._unit = layout.token_bytes if merged else layout.tensor_token_bytes
+        self._unit = layout.token_bytes if merged else layout.tensor_bytes[0]
         self._width = 1 if merged else 2
         """Buffers of one ``grow_layer``."""
         self._last_layer = 0 if merged else layout.num_layers - 1

@@ -282,6 +282,10 @@ class ContiguousPolicy:
         """Bytes copied under ``copy_scope = "step"``: what was filled of each old buffer. The arena counts regrow's."""
         return self._store.take_work()
 
+    def kept(self, tokens: int) -> int:
+        """*tokens*: nothing is dropped."""
+        return tokens
+
     def block_ids(self, s: KVSequence) -> tuple[int, ...]:
         """Empty: there are no blocks."""
         return ()

@@ -206,6 +206,13 @@ class KVPolicy(Protocol):
         """Bytes swapped, and bytes copied by the policy itself; allocators count the rest."""
         ...
 
+    def kept(self, tokens: int) -> int:
+        """How many of a sequence's first *tokens* it still holds: all, unless its retention drops some. Pure; O(1).
+
+        Within a :meth:`horizon` it rises by 0 or by 1 a step, the same for all steps.
+        """
+        ...
+
     def block_ids(self, s: KVSequence) -> tuple[int, ...]:
         """Ids of its blocks in order; empty for policies without blocks."""
         ...

@@ -89,8 +89,8 @@ class PagedPolicy:
         self._tokens = 0
         self._handles: list[int] = []
         try:
-            for _ in range(2 * layout.num_layers):
-                size = config.num_blocks * config.block_size * layout.tensor_token_bytes
+            for token_bytes in layout.tensor_bytes * layout.num_layers:
+                size = config.num_blocks * config.block_size * token_bytes
                 self._handles.append(arena.malloc(size, tag=Tag.KV))
         except OutOfMemory:
             for handle in self._handles:
@@ -263,6 +263,10 @@ class PagedPolicy:
     def take_work(self) -> Work:
         """No work: nothing is copied or swapped."""
         return Work()
+
+    def kept(self, tokens: int) -> int:
+        """*tokens*: nothing is dropped."""
+        return tokens
 
     def block_ids(self, s: KVSequence) -> tuple[int, ...]:
         """Ids of its blocks in token order, empty if it holds none."""

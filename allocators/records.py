@@ -126,18 +126,19 @@ class KVLayout:
         return max(1, self.num_kv_heads // self.tensor_parallel_size)
 
     @property
-    def tensor_token_bytes(self) -> int:
-        """Bytes of one token in one tensor: K or V of one layer."""
-        return self.kv_heads_per_rank * self.head_dim * self.dtype_bytes
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """Bytes of one token in each tensor of a layer, in the order in which they are made: K, then V."""
+        size = self.kv_heads_per_rank * self.head_dim * self.dtype_bytes
+        return (size, size)
 
     @property
     def layer_token_bytes(self) -> int:
-        """Bytes of one token in one layer, K and V together."""
-        return 2 * self.tensor_token_bytes
+        """Bytes of one token in one layer, all its tensors together."""
+        return sum(self.tensor_bytes)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token on this rank, all layers, K and V."""
+        """Bytes of one token on this rank, all layers and tensors."""
         return self.num_layers * self.layer_token_bytes
 
 
@@ -185,7 +186,7 @@ class Refused(NamedTuple):
 
 
 class KVUsage(NamedTuple):
-    """The books of a KV policy, in bytes but for the last. ``held`` is what sequences have, parked ones included."""
+    """The books of a KV policy, in bytes but for ``parked_sessions``. ``held`` is what sequences have, parked ones included."""
 
     token: int
     """Occupied token slots of running sequences."""
@@ -203,6 +204,8 @@ class KVUsage(NamedTuple):
     """Bytes of block tables on the device."""
     parked_sessions: int = 0
     """How many sessions have a parked history."""
+    dropped: int = 0
+    """Bytes that the tokens of running sequences would take which the policy has dropped (retention)."""
 
     @property
     def unfilled(self) -> int:

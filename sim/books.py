@@ -21,6 +21,8 @@ class Row(NamedTuple):
     weights: int
     activations: int
     kv_tokens: int
+    kv_padding: int
+    """Slots filled with padding, to the length of the longest sequence of a static batch."""
     kv_parked: int
     kv_unfilled: int
     growth_copy: int
@@ -54,8 +56,8 @@ class Books:
         self.static_bytes = static_bytes
         self.token_bytes = token_bytes
 
-    def row(self, running_tokens: int) -> Row:
-        """The row of this moment; *running_tokens* is the scheduler's count. Raise BooksDoNotClose."""
+    def row(self, running_tokens: int, padding_tokens: int = 0) -> Row:
+        """The row of this moment; both counts are the scheduler's. Raise BooksDoNotClose."""
         usages = [a.usage() for a in self.allocators]
         by_tag = [sum(u.requested_by_tag[tag] for u in usages) for tag in Tag]
         kv = self.kv.usage()
@@ -63,13 +65,15 @@ class Books:
         rounding = sum(u.allocated - u.requested for u in usages)
         external = sum(u.reserved - u.allocated - u.pending - u.pool_free for u in usages)
         free, total = self.driver.mem_info()
-        kv_tokens = running_tokens * self.token_bytes
+        kv_padding = padding_tokens * self.token_bytes
+        kv_tokens = running_tokens * self.token_bytes - kv.dropped
         row = Row(
             tenants=self.driver.tenants_bytes,
             static=self.static_bytes,
             weights=by_tag[Tag.WEIGHT],
             activations=by_tag[Tag.ACTIVATION] + by_tag[Tag.WORKSPACE],
             kv_tokens=kv_tokens,
+            kv_padding=kv_padding,
             kv_parked=kv.parked,
             kv_unfilled=kv.unfilled,
             growth_copy=kv.growth_copy,
@@ -80,8 +84,8 @@ class Books:
             kv_pool_free=kv.pool + pool_free,
             driver_free=free,
         )
-        if kv_tokens != kv.token:
-            raise BooksDoNotClose(f"the scheduler counts {kv_tokens} bytes of tokens, the KV policy {kv.token}")
+        if (slots := kv_tokens + kv_padding) != kv.token:
+            raise BooksDoNotClose(f"the scheduler counts {slots} bytes of tokens, the KV policy {kv.token}")
         if (policy := kv.held + kv.growth_copy + kv.cached + kv.pool) != by_tag[Tag.KV]:
             raise BooksDoNotClose(f"the KV policy counts {policy} bytes, its arena {by_tag[Tag.KV]}")
         if sum(row) != total or min(row) < 0:

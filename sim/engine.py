@@ -114,6 +114,7 @@ class Engine:
         self.completed = 0
         self.preemptions = 0
         self.hit_tokens = 0
+        self.queried_tokens = 0
         self.events = 0
         self._wake = self.env.event()
         self._live: dict[int, RequestTimes] = {}
@@ -180,7 +181,7 @@ class Engine:
             self.recorder.now_ns = start
             before = None
             if self.recorder.last_row_ns < start:  # else a row of this moment stands already
-                before = self.books.row(scheduler.running_tokens), self._counts()
+                before = self.books.row(scheduler.running_tokens, scheduler.padding_tokens), self._counts()
             plan = scheduler.schedule(self.kv)
             self._note_plan(plan, start)
             if plan.exhausted is not None:
@@ -276,6 +277,7 @@ class Engine:
             parked=self.kv.usage().parked_sessions,
             preemptions=self.preemptions,
             hit_tokens=self.hit_tokens,
+            queried_tokens=self.queried_tokens,
         )
 
     def _work_ns(self) -> int:
@@ -300,6 +302,7 @@ class Engine:
                 times.scheduled_ns = now
                 times.cached_tokens = a.hit
                 self.hit_tokens += a.hit
+                self.queried_tokens += a.request.prompt_tokens
         for s in plan.preempted:
             self._live[s.id].preemptions += 1
             self.preemptions += 1
@@ -311,7 +314,7 @@ class Engine:
 
     def _finish(self, f: Finished, now: int) -> None:
         self.completed += 1
-        following = self._end(f.request, now, f.sequence.num_tokens - f.request.prompt_tokens, Status.COMPLETED, "")
+        following = self._end(f.request, now, f.output_tokens, Status.COMPLETED, "")
         continues = following.session == f.request.session if following else f.request.has_next
         park = continues and self.config.between_turns == "keep" and self.config.keeps_parked
         self.kv.release(f.sequence, Release.PARK if park else Release.FINISH)

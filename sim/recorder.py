@@ -31,6 +31,8 @@ class Counts(NamedTuple):
     """So far."""
     hit_tokens: int
     """Tokens found in memory at admission, so far."""
+    queried_tokens: int
+    """Prompt tokens for which memory was searched at admission, so far."""
 
 
 REQUEST_COLUMNS = (

@@ -157,18 +157,18 @@ class Twin:
         lies under the cap, so the pool may be a few blocks smaller than vLLM's log says. Raise DoesNotFit if one
         longest request has no room beside the null block.
         """
-        tensors, block_bytes = 2 * self.layout.num_layers, self.block_size * self.layout.tensor_token_bytes
+        block_bytes = [self.block_size * size for size in self.layout.tensor_bytes * self.layout.num_layers]
 
         def fits(blocks: int) -> bool:
             empty = self._allocator(arena, {**settings, "limit_bytes": left_bytes}, HbmDriver(left_bytes))
             try:
-                for _ in range(tensors):
-                    empty.malloc(blocks * block_bytes, tag=Tag.KV)
+                for size in block_bytes:
+                    empty.malloc(blocks * size, tag=Tag.KV)
             except OutOfMemory:
                 return False
             return True
 
-        planned = left_bytes // (tensors * block_bytes)
+        planned = left_bytes // sum(block_bytes)
         blocks = bisect_left(range(1, planned + 1), True, key=lambda n: not fits(n))
         longest = -(-self.max_model_len // self.block_size)
         if blocks - 1 < longest:

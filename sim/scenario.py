@@ -72,11 +72,15 @@ class DeviceSection(Section):
 
 
 class EngineSection(Section):
-    """How the model is laid over devices."""
+    """How the model is laid over devices, and how it computes."""
 
     tensor_parallel_size: int = Field(1, ge=1, description="ranks that share each layer; one rank is simulated")
     gpu_memory_utilization: float = Field(0.92, gt=0, le=1, description="share of total memory that may be used")
     max_model_len: int | None = Field(None, ge=2, description="longest prompt + output; default: the model's limit")
+    attention: Literal["flash", "standard"] = Field("flash", description="standard: the score matrix is materialised")
+    task_queue_enable: Literal[0, 1, 2] = Field(
+        1, description="Ascend, TASK_QUEUE_ENABLE: 2 takes workspace outside torch's allocator; per_layer only"
+    )
 
 
 class SchedulerSection(Section):
@@ -85,6 +89,10 @@ class SchedulerSection(Section):
     policy: str = Field("continuous", description="scheduler: see `hbmtwin catalog policies`")
     max_num_seqs: int = Field(256, ge=1, description="most sequences that run at once")
     max_num_batched_tokens: int = Field(2048, ge=1, description="most tokens that one step computes")
+    batching: Literal["padded", "sorted", "buckets", "variable"] = Field(
+        "padded", description="static_batch only: who shares a batch, and whether to pad to its longest"
+    )
+    bucket_tokens: int = Field(256, ge=1, description="static_batch, buckets: width of a bucket of prompt lengths")
 
 
 class MemorySection(Section):
@@ -92,7 +100,13 @@ class MemorySection(Section):
 
     general: str = Field("caching", description="device allocator of weights and activations")
     kv_arena: str = Field("caching", description="device allocator of the KV cache")
-    fit: Literal["best", "first"] = Field("best", description="how `pooled` chooses among free runs")
+    fit: Literal["best", "first", "next", "worst"] = Field("best", description="how `pooled` chooses among free runs")
+    coalescing: Literal["immediate", "deferred"] = Field(
+        "immediate", description="`pooled`: when free neighbours merge: at once, or when a request finds no room"
+    )
+    alignment_bytes: Bytes | None = Field(
+        None, ge=1, le=MAX_BYTES, description="unit of sizes and addresses of region allocators; default: their own"
+    )
     alloc_conf: str = Field("", description="settings of `caching`, as in PYTORCH_NPU_ALLOC_CONF")
     activations: Literal["none", "peak", "per_layer"] = Field(
         "none", description="none: their estimated peak is set aside for the whole run"
@@ -111,15 +125,24 @@ class KVCacheSection(Section):
 
     preset: str | None = Field(None, description="caching, pooled, doubling or paged; none given: paged")
     policy: str = Field("paged", description="KV policy: see `hbmtwin catalog policies`")
-    growth: str = Field("exact", description="contiguous only: static, exact or doubling")
+    growth: str = Field("exact", description="contiguous only: static, exact, doubling, step or hybrid")
     tensors: Literal["per_layer", "merged"] = Field("per_layer", description="contiguous only: buffers per sequence")
     copy_scope: Literal["tensor", "step"] = Field("tensor", description="contiguous only: how long old copies live")
     initial_tokens: int = Field(64, ge=1, description="doubling: first capacity")
     growth_factor: int = Field(2, ge=2, description="doubling: factor")
+    step_tokens: int = Field(256, ge=1, description="step: tokens that a buffer grows by")
+    decode_growth: str = Field("doubling", description="hybrid: the rule for decode; prefill is exact")
+    page_bytes: Bytes = Field(2 << 20, ge=1, le=MAX_BYTES, description="virtual only: bytes of a physical page")
     block_size: int | None = Field(None, ge=1, description="paged only: tokens a block; default: 128 Ascend, 16 CUDA")
     watermark: float = Field(0.0, ge=0, lt=1, description="paged only: share of blocks kept free at admission")
-    retention: str = Field("full", description="which tokens are kept")
-    dtype: Literal["auto", "float16", "bfloat16"] = Field("auto", description="vLLM's kv_cache_dtype")
+    retention: str = Field(
+        "full",
+        description="contiguous only: full, truncate(4096), forget(4096, 1024), sliding_window(2048), sink_recent(4, 128)",
+    )
+    dtype: str = Field(
+        "auto", description="vLLM's kv_cache_dtype: auto, float16, bfloat16, fp8, int8_per_token_head ..."
+    )
+    v_dtype: str | None = Field(None, description="dtype of V where it differs from K's; default: as dtype")
     options: dict[str, Any] = Field(default_factory=dict, description="settings of a policy from another package")
 
 
@@ -157,6 +180,15 @@ class ResultsSection(Section):
     interval_s: float = Field(1.0, gt=0, le=1e9, description="simulated seconds between timeline rows, at most")
     steps: bool = Field(False, description="store every step")
     memory_trace: bool = Field(False, description="store every operation on the allocators")
+    alert_kv_used_bytes: Bytes | None = Field(
+        None, ge=1, le=MAX_BYTES, description="report when KV takes more bytes than this; none: never"
+    )
+    alert_kv_usage: float | None = Field(
+        None, gt=0, le=1, description="report when KV takes more than this share of its budget; none: never"
+    )
+    alert_hit_rate: float | None = Field(
+        None, gt=0, le=1, description="report when the KV hit rate falls below this; none: never"
+    )
     checkpoint_s: float = Field(
         0.0, ge=0, le=1e9, description="simulated seconds between address maps; 0: about 16 in all"
     )

@@ -38,6 +38,7 @@ class Finished(NamedTuple):
 
     request: Request
     sequence: KVSequence
+    output_tokens: int
 
 
 @dataclass(slots=True)
@@ -62,6 +63,10 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     oom: Literal["stop", "reject", "preempt"] = "preempt"
+    batching: Literal["padded", "sorted", "buckets", "variable"] = "padded"
+    """Of ``static_batch``: which requests share a batch, and whether they are padded to its longest."""
+    bucket_tokens: int = 256
+    """Width of a bucket of prompt lengths."""
 
 
 class Scheduler(Protocol):
@@ -85,6 +90,11 @@ class Scheduler(Protocol):
     @property
     def running_tokens(self) -> int:
         """Tokens whose KV is in memory, over running sequences, at the last commit."""
+        ...
+
+    @property
+    def padding_tokens(self) -> int:
+        """Slots that running sequences fill with padding, at the last commit; not part of ``running_tokens``."""
         ...
 
     def add(self, r: Request, now_ns: int) -> None:
@@ -162,6 +172,11 @@ class ContinuousScheduler:
     def running_tokens(self) -> int:
         """Computed tokens of running sequences, at the last commit."""
         return self._running_tokens
+
+    @property
+    def padding_tokens(self) -> int:
+        """0: sequences of different lengths share a step without padding."""
+        return 0
 
     def add(self, r: Request, now_ns: int) -> None:
         """Queue a request, or note its rejection for the next plan. O(1)."""
@@ -272,7 +287,7 @@ class ContinuousScheduler:
                 if s.num_tokens >= self._entries[s.id].final_tokens:
                     entry = self._entries.pop(s.id)
                     self._running_tokens -= s.num_computed_tokens
-                    finished.append(Finished(entry.request, s))
+                    finished.append(Finished(entry.request, s, s.num_tokens - entry.request.prompt_tokens))
         if finished:
             ended = {f.sequence.id for f in finished}
             self._running = [e for e in self._running if e.sequence.id not in ended]

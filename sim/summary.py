@@ -51,7 +51,9 @@ def memory_means(timeline: pd.DataFrame, kv_budget_bytes: int) -> dict[str, floa
     internal = (t["kv_unfilled"] + t["rounding"]).to_numpy()
     external = t["external"].to_numpy()
     outside = (t["tenants"] + t["static"] + t["driver_free"]).to_numpy()
-    reserved = t.drop(columns=["time_ns", "running", "waiting", "parked", "preemptions", "hit_tokens"]).sum(axis=1)
+    reserved = t.drop(
+        columns=["time_ns", "running", "waiting", "parked", "preemptions", "hit_tokens", "queried_tokens"]
+    ).sum(axis=1)
     reserved_bytes = reserved.to_numpy() - outside
     busy = held > 0
     ratio = np.divide(tokens, held, out=np.zeros_like(held), where=busy)

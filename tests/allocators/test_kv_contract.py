@@ -125,7 +125,7 @@ def test_a_policy_says_what_it_is(name: str, cls: type[KVPolicy]) -> None:
 
 def test_a_policy_has_every_verb_of_the_contract(policy: KVPolicy) -> None:
     verbs = [verb for verb, value in vars(KVPolicy).items() if callable(value) and not verb.startswith("_")]
-    assert len(verbs) == 16
+    assert len(verbs) == 17
     assert [verb for verb in verbs if not callable(getattr(policy, verb, None))] == []
 
 

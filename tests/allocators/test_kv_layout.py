@@ -16,7 +16,7 @@ LLAMA_70B_AS_MQA = KVLayout(num_layers=80, num_kv_heads=1, head_dim=128)
 
 def test_claim_a2_a_token_of_the_7b_takes_16_kib_a_layer() -> None:
     assert LLAMA_7B.layer_token_bytes == 16 * KIB
-    assert LLAMA_7B.tensor_token_bytes == 8 * KIB
+    assert LLAMA_7B.tensor_bytes == (8 * KIB, 8 * KIB)
     assert LLAMA_7B.token_bytes == 512 * KIB
 
 

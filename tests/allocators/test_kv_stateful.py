@@ -161,7 +161,7 @@ class Traffic(RuleBasedStateMachine):
             self.release(s, Release.FINISH)
         for session in list(self.parked):
             self.end_session(session)
-        assert self.policy.usage()._replace(pool=0) == (0,) * 8
+        assert not any(self.policy.usage()._replace(pool=0))
 
     def newcomer(self, session: int, length: int, shared: int) -> KVSequence:
         spans = ((f"session {session}", 0, shared), (f"turn {self.next_id}", 0, length - shared))

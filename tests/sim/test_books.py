@@ -53,6 +53,7 @@ def test_a_row_says_where_every_byte_is() -> None:
         weights=3 * MIB,
         activations=1024,
         kv_tokens=9 * token,
+        kv_padding=0,
         kv_parked=0,
         kv_unfilled=3 * token,
         growth_copy=0,
