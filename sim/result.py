@@ -1,7 +1,8 @@
 """What a run leaves behind: a summary and columns, in memory and as a directory.
 
-``summary.json``, ``scenario.toml``, ``timeline.parquet``, ``requests.parquet``, ``checkpoints.parquet``, and on
-demand ``steps.parquet`` and ``memory_trace.parquet``. No wall time stands in any of them.
+``summary.json``, ``scenario.toml``, ``timeline.parquet``, ``kv_monitor.parquet`` (for other tools: ours read the
+timeline again), ``requests.parquet``, ``checkpoints.parquet``, and on demand ``steps.parquet`` and
+``memory_trace.parquet``. No wall time stands in any of them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from hbmtwin.sim.monitor import kv_monitor
 from hbmtwin.sim.scenario import Scenario
 
 TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace")
+MONITOR_FILE = "kv_monitor.parquet"
 REPORT_FILES = ("report.html", "plotly.min.js")
-FILES = frozenset(("summary.json", "scenario.toml", *REPORT_FILES, *(f"{name}.parquet" for name in TABLES)))
+FILES = frozenset(
+    ("summary.json", "scenario.toml", MONITOR_FILE, *REPORT_FILES, *(f"{name}.parquet" for name in TABLES))
+)
 STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "start_ns", "duration_ns", "repeat")]
     + [(name, pa.list_(pa.int64())) for name in ("seq_ids", "new_tokens", "context_tokens", "preempted")]
@@ -52,6 +57,11 @@ class Result:
         record: dict[str, Any] | None = self.summary["oom"]
         return record
 
+    @property
+    def kv_monitor(self) -> pd.DataFrame:
+        """The series of :func:`hbmtwin.sim.monitor.kv_monitor`."""
+        return kv_monitor(self.timeline, self.summary["kv_budget_bytes"])
+
     def save(self, directory: Path) -> None:
         """Write the result directory by one rename; an older result there is replaced. Raise ResultError."""
         write_directory(directory, self.write_into)
@@ -61,6 +71,7 @@ class Result:
         text = json.dumps(self.summary, indent=2, ensure_ascii=False, allow_nan=False)
         (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
         (directory / "scenario.toml").write_text(self.scenario.to_toml(), encoding="utf-8")
+        self.kv_monitor.to_parquet(directory / MONITOR_FILE, index=False)
         for name in TABLES:
             frame = getattr(self, name)
             if frame is not None:

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from hbmtwin.sim.monitor import kv_monitor
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -40,14 +42,14 @@ def percentiles(seconds: Floats) -> dict[str, float | None]:
 def memory_means(timeline: pd.DataFrame, kv_budget_bytes: int) -> dict[str, float | None]:
     """Utilisation and fragmentation as means over time.
 
-    ``kv_utilization`` is bytes of tokens over bytes of the buffers or blocks that sequences hold, while any is held;
-    ``kv_usage`` is what sequences hold over what the device has for KV (vLLM's KV cache usage); internal
-    fragmentation is unfilled and rounding, external the holes, both over reserved.
+    ``kv_utilization`` is bytes of tokens over bytes of the buffers or blocks that sequences hold, padding among them,
+    while any is held; ``kv_usage`` is that of the KV monitor; internal fragmentation is unfilled and rounding, external
+    the holes, both over reserved.
     """
     t = timeline.astype("float64")
     time = t["time_ns"].to_numpy()
     tokens = (t["kv_tokens"] + t["kv_parked"]).to_numpy()
-    held = tokens + t["kv_unfilled"].to_numpy()
+    held = tokens + (t["kv_padding"] + t["kv_unfilled"]).to_numpy()
     internal = (t["kv_unfilled"] + t["rounding"]).to_numpy()
     external = t["external"].to_numpy()
     outside = (t["tenants"] + t["static"] + t["driver_free"]).to_numpy()
@@ -59,7 +61,7 @@ def memory_means(timeline: pd.DataFrame, kv_budget_bytes: int) -> dict[str, floa
     ratio = np.divide(tokens, held, out=np.zeros_like(held), where=busy)
     return {
         "kv_utilization_mean": time_weighted_mean(time, ratio, busy),
-        "kv_usage_mean": time_weighted_mean(time, held / max(1, kv_budget_bytes)),
+        "kv_usage_mean": time_weighted_mean(time, kv_monitor(timeline, kv_budget_bytes)["usage"].to_numpy()),
         "internal_fragmentation_mean": time_weighted_mean(time, internal / reserved_bytes),
         "external_fragmentation_mean": time_weighted_mean(time, external / reserved_bytes),
     }

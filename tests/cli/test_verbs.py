@@ -179,6 +179,7 @@ def test_out_is_a_result_directory_without_wall_time(shell: Shell, tmp_path: Pat
     printed = json.loads(shell("run", "--json", *FEW, "--out", "mine").out)
     assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == [
         "checkpoints.parquet",
+        "kv_monitor.parquet",
         "requests.parquet",
         "scenario.toml",
         "summary.json",

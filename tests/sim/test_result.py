@@ -16,6 +16,7 @@ FILES = {
     "summary.json",
     "scenario.toml",
     "timeline.parquet",
+    "kv_monitor.parquet",
     "requests.parquet",
     "checkpoints.parquet",
     "steps.parquet",
