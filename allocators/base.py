@@ -19,6 +19,7 @@ from hbmtwin.allocators.stats import (
     REQUESTED_BYTES,
     RESERVED_BYTES,
     UNLIMITED,
+    Counters,
     StatsGrid,
 )
 
@@ -148,6 +149,19 @@ class BlockAllocator(ABC, Generic[PlacedT]):
     def stats(self) -> dict[str, int]:
         """Statistics under torch's flat keys, ``allocated_bytes.all.current`` and so on, sorted."""
         return self.grid.to_dict()
+
+    def counters(self) -> Counters:
+        """What is there and what was freed so far, for :meth:`repeat`. O(1)."""
+        return self.grid.counters()
+
+    def repeat(self, before: Counters, times: int) -> None:
+        """Count what was taken and given back since *before* *times* times more, without doing it. O(1).
+
+        Raise ValueError unless as much is there as then.
+        """
+        if self.grid.counters().current != before.current:
+            raise ValueError("what has changed the allocator cannot be repeated by counting")
+        self.grid.repeat(before, times)
 
     def reset_peak_memory_stats(self) -> None:
         """Set every peak to the current value."""

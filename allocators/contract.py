@@ -22,6 +22,7 @@ from hbmtwin.allocators.records import (
     Tag,
     Work,
 )
+from hbmtwin.allocators.stats import Counters
 
 Observer = Callable[[str, int, int, int, str, Tag | None, int], None]
 """Called as ``observer(op, id, size, stream, arg, tag, owner)`` for each operation that a caller asks of a device
@@ -125,6 +126,17 @@ class DeviceAllocator(Protocol):
         """Statistics under torch's flat keys, ``allocated_bytes.all.current`` and so on, sorted."""
         ...
 
+    def counters(self) -> Counters:
+        """What is there and what was freed so far, for :meth:`repeat`. O(1)."""
+        ...
+
+    def repeat(self, before: Counters, times: int) -> None:
+        """Count what was taken and given back since *before* *times* times more, without doing it. O(1).
+
+        Raise ValueError unless as much is there as then.
+        """
+        ...
+
     def reset_peak_memory_stats(self) -> None:
         """Set every peak to the current value."""
         ...
@@ -135,6 +147,14 @@ class DeviceAllocator(Protocol):
 
     def check(self) -> None:
         """Assert all invariants, the books against the walk among them. O(blocks)."""
+        ...
+
+
+class WorkspaceAllocator(Protocol):
+    """Gives operators their workspace from memory of its own (feature ``workspace``)."""
+
+    def workspace(self, size: int, stream: int = 0) -> int:
+        """One use of *size* bytes, acquired and given back: the address. Raise OutOfMemory."""
         ...
 
 

@@ -8,7 +8,7 @@ each event is one method that updates all families it touches. What can be deriv
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 SMALL: Final = 0
 LARGE: Final = 1
@@ -48,6 +48,13 @@ UNLIMITED: Final = (1 << 64) - 1
 
 DEVICE_COUNTERS: Final = ("num_device_alloc", "num_device_free", "num_sync_all_streams")
 COUNTERS: Final = (*DEVICE_COUNTERS, "num_alloc_retries", "num_oom_rejections", "num_ooms")
+
+
+class Counters(NamedTuple):
+    """What an allocator had and had freed at a moment, by pool and row."""
+
+    current: tuple[tuple[int, ...], tuple[int, ...]]
+    freed: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class StatsGrid:
@@ -196,6 +203,17 @@ class StatsGrid:
         """Physical memory behind *size* bytes of an expandable segment was taken away."""
         self.num_device_free += 1
         self._change(pool, RESERVED_BYTES, -size)
+
+    def counters(self) -> Counters:
+        """The present numbers, for :meth:`repeat`."""
+        (small, large), (small_freed, large_freed) = self.current, self.freed
+        return Counters((tuple(small), tuple(large)), (tuple(small_freed), tuple(large_freed)))
+
+    def repeat(self, before: Counters, times: int) -> None:
+        """Count what has happened since *before* *times* times more, where all of it was taken and given back."""
+        for freed, earlier in zip(self.freed, before.freed, strict=True):
+            for row, was in enumerate(earlier):
+                freed[row] += (freed[row] - was) * times
 
     def total(self, row: int) -> int:
         """Current value over both pools."""

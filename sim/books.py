@@ -71,7 +71,7 @@ class Books:
             tenants=self.driver.tenants_bytes,
             static=self.static_bytes,
             weights=by_tag[Tag.WEIGHT],
-            activations=by_tag[Tag.ACTIVATION] + by_tag[Tag.WORKSPACE],
+            activations=by_tag[Tag.ACTIVATION] + by_tag[Tag.WORKSPACE] + sum(u.workspace for u in usages),
             kv_tokens=kv_tokens,
             kv_padding=kv_padding,
             kv_parked=kv.parked,

@@ -78,6 +78,8 @@ class EngineConfig:
 
     oom: Literal["stop", "reject", "preempt"]
     between_turns: Literal["keep", "drop", "prefix_cache"] = "drop"
+    drops_tokens: bool = False
+    """Whether the KV policy's retention drops tokens, which attention then does not read."""
     keeps_parked: bool = False
     """Whether the KV policy can park a session's buffers (``keep`` means nothing elsewhere)."""
     step_mode: bool = False
@@ -183,7 +185,7 @@ class Engine:
             if self.recorder.last_row_ns < start:  # else a row of this moment stands already
                 before = self.books.row(scheduler.running_tokens, scheduler.padding_tokens), self._counts()
             plan = scheduler.schedule(self.kv)
-            self._note_plan(plan, start)
+            self._note_changes(plan, start)
             if plan.exhausted is not None:
                 if before is not None:
                     self.recorder.row(start, *before, self.kv)
@@ -199,24 +201,25 @@ class Engine:
             if changed and before is not None:
                 self.recorder.row(start, *before, self.kv)
             self._composition = composition
+            batch = batch_of(plan, self.kv if self.config.drops_tokens else None)
             try:
-                self.forward.step(self.kv)
+                self.forward.step(self.kv, batch)
             except OutOfMemory as error:
-                work_ns = self._work_ns()
-                yield _Last(env, work_ns)
-                self._die(error.facts, error.torch_message)
+                yield _Last(env, self._work_ns())
+                self._ran_out(plan, error, start)
                 continue
-            work_ns = self._work_ns()
-            leap = self._leap(plan, start, work_ns, changed)
+            self._note_admitted(plan, start)
+            leap = self._leap(plan, batch, start, changed)
             counts = self._counts()  # rows within the leap stand before the arrival that may cut it
             yield _Last(env, leap.end_of(leap.steps) - start)
             self._finish_leap(plan, leap, start, counts)
 
-    def _leap(self, plan: Plan, start: int, work_ns: int, changed: bool) -> _Leap:
+    def _leap(self, plan: Plan, batch: BatchShape, start: int, changed: bool) -> _Leap:
         """As many steps of the plan as are certain to be alike and reach no further than the next event."""
-        steady = 0 if self.config.step_mode else self.scheduler.steady_steps(plan)
+        work_ns = self._work_ns()
+        steady = 0 if self.config.step_mode or not self.forward.is_steady else self.scheduler.steady_steps(plan)
         k = 1 + (self.kv.horizon(plan.decoding, steady) if steady else 0)
-        leap = _Leap(self.cost, batch_of(plan), start + work_ns, k, changed)
+        leap = _Leap(self.cost, batch, start + work_ns, k, changed)
         next_event = self.env.peek()
         if k > 1 and leap.end_of(k) > next_event:
             leap = replace(leap, steps=min(k, leap.reaching(int(next_event))))
@@ -228,10 +231,10 @@ class Engine:
         first = sum(new for _, new in plan.scheduled)
         tokens = self.scheduler.running_tokens
         for step, time_ns in self._rows_within(leap):
-            self.kv.advance(plan.decoding, step - done)
+            self._advance(plan, step - done)
             done = step
             self._row(time_ns, tokens + first + (step - 1) * len(plan.decoding), counts)
-        self.kv.advance(plan.decoding, k - done)
+        self._advance(plan, k - done)
         self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted)
         for s, new in plan.scheduled if k == 1 else ():  # leaps of more than one step hold no first token
             times = self._live[s.id]
@@ -251,6 +254,11 @@ class Engine:
                 self.progress(
                     Progress(now / 1e9, self.completed, self.source.total_requests, self.scheduler.num_running)
                 )
+
+    def _advance(self, plan: Plan, steps: int) -> None:
+        """Bring memory to where *steps* further steps leave it."""
+        self.kv.advance(plan.decoding, steps)
+        self.recorder.op_index += self.forward.repeat(steps)
 
     def _rows_within(self, leap: _Leap) -> Iterator[tuple[int, int]]:
         """Steps of a leap, but its last, whose end wants a row, with the time of that end."""
@@ -295,7 +303,8 @@ class Engine:
 
     # What happens to requests
 
-    def _note_plan(self, plan: Plan, now: int) -> None:
+    def _note_admitted(self, plan: Plan, now: int) -> None:
+        """Of a step that was carried out: in one that failed nobody was admitted."""
         for a in plan.admitted:
             times = self._live[a.request.id]
             if times.scheduled_ns < 0:
@@ -303,6 +312,8 @@ class Engine:
                 times.cached_tokens = a.hit
                 self.hit_tokens += a.hit
                 self.queried_tokens += a.request.prompt_tokens
+
+    def _note_changes(self, plan: Plan, now: int) -> None:
         for s in plan.preempted:
             self._live[s.id].preemptions += 1
             self.preemptions += 1
@@ -314,19 +325,36 @@ class Engine:
 
     def _finish(self, f: Finished, now: int) -> None:
         self.completed += 1
-        following = self._end(f.request, now, f.output_tokens, Status.COMPLETED, "")
+        computed = f.sequence.num_computed_tokens
+        dropped = computed - self.kv.kept(computed)
+        following = self._end(f.request, now, f.output_tokens, Status.COMPLETED, "", dropped)
         continues = following.session == f.request.session if following else f.request.has_next
         park = continues and self.config.between_turns == "keep" and self.config.keeps_parked
         self.kv.release(f.sequence, Release.PARK if park else Release.FINISH)
 
-    def _end(self, r: Request, now: int, output_tokens: int, status: Status, reason: str) -> Request | None:
-        self.recorder.end_request(self._live.pop(r.id), now, output_tokens, status, reason)
+    def _end(
+        self, r: Request, now: int, output_tokens: int, status: Status, reason: str, dropped_tokens: int = 0
+    ) -> Request | None:
+        self.recorder.end_request(self._live.pop(r.id), now, output_tokens, status, reason, dropped_tokens)
         following = self.source.next_turn(r, now, status)
         if following is not None:
             self._follow(following, now)
         return following
 
     # Out of memory
+
+    def _ran_out(self, plan: Plan, error: OutOfMemory, start: int) -> None:
+        """A step that was under way found no memory: the server dies, or the sequence that asked gives way.
+
+        An activation or a workspace that does not fit is nobody's: it ends the process whatever ``memory.oom`` says.
+        """
+        owner = error.facts.owner
+        if self.config.oom == "stop" or owner < 0:
+            self._note_admitted(plan, start)
+            self._die(error.facts, error.torch_message)
+            return
+        self.forward.abort()
+        self._give_way(plan, owner, Fail(self.config.oom))
 
     def _exhausted(self, plan: Plan, now: int) -> None:
         assert plan.exhausted is not None
@@ -336,9 +364,17 @@ class Engine:
             self.kv.abort_step()  # what was reserved before the refusal is not computed any more
             self._die(facts)
             return
-        for request, failed in self.scheduler.fail(plan, self.kv, s.id, Fail.REJECT):
-            generated = failed.num_tokens - request.prompt_tokens
-            self._end(request, now, generated, Status.REJECTED, "out_of_memory")
+        self._give_way(plan, s.id, Fail.REJECT)
+
+    def _give_way(self, plan: Plan, owner: int, how: Fail) -> None:
+        now = int(self.env.now)
+        failed = self.scheduler.fail(plan, self.kv, owner, how)
+        for request, s in failed.rejected:
+            self._end(request, now, s.num_tokens - request.prompt_tokens, Status.REJECTED, "out_of_memory")
+        for request, _ in failed.preempted:
+            self._live[request.id].preemptions += 1
+            self.preemptions += 1
+        self._composition = ()
         self._row(now)
 
     def _refused_facts(self, s: KVSequence, refused: Refused) -> OomFacts:
@@ -373,13 +409,18 @@ class Engine:
         complete = replace(
             facts,
             # The record's limit is of the whole device: what the arena may have, and what stands beside it.
-            limit_bytes=facts.limit_bytes + self.books.static_bytes + sum(map(_loaded, usages)) - _loaded(arena),
+            limit_bytes=facts.limit_bytes
+            + self.books.static_bytes
+            + sum(map(self._loaded, usages))
+            - self._loaded(arena),
             weights_bytes=sum(u.requested_by_tag[Tag.WEIGHT] for u in usages),
             static_bytes=self.books.static_bytes,
             rounding_bytes=sum(u.allocated - u.requested for u in usages),
             other_arenas_free_bytes=sum(u.reserved - u.allocated for u in usages) - (arena.reserved - arena.allocated),
             tenants_bytes=self.books.driver.tenants_bytes,
-            transient_bytes=sum(u.requested_by_tag[Tag.ACTIVATION] + u.requested_by_tag[Tag.WORKSPACE] for u in usages),
+            transient_bytes=sum(
+                u.requested_by_tag[Tag.ACTIVATION] + u.requested_by_tag[Tag.WORKSPACE] + u.workspace for u in usages
+            ),
             pending_bytes=sum(u.pending for u in usages),
         )
         self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner, torch_message=torch_message)
@@ -388,6 +429,11 @@ class Engine:
         tokens = self.kv.usage().token // self.books.token_bytes
         self.recorder.row(now, self.books.row(tokens), self._counts(), self.kv)
         self.recorder.address_map(now, self.kv)
+
+    def _loaded(self, usage: AllocatorUsage) -> int:
+        """Bytes of an allocator that are held from start to end: weights, and an activation reserve."""
+        reserve = usage.requested_by_tag[Tag.ACTIVATION] if self.forward.activations == "none" else 0
+        return usage.requested_by_tag[Tag.WEIGHT] + reserve
 
     def _close_after_death(self, arrivals: Iterable[Request]) -> None:
         """Write the rows of requests that the death cut off, and of those that were never submitted."""
@@ -407,19 +453,21 @@ class Engine:
                 unsent = self.source.next_turn(unsent, now, Status.UNFINISHED)
 
 
-def _loaded(usage: AllocatorUsage) -> int:
-    """Bytes of an allocator that are held from start to end: weights and the activation reserve."""
-    return usage.requested_by_tag[Tag.WEIGHT] + usage.requested_by_tag[Tag.ACTIVATION]
-
-
-def batch_of(plan: Plan) -> BatchShape:
-    """The cost model's view of a plan's first step."""
+def batch_of(plan: Plan, kv: KVPolicy | None = None) -> BatchShape:
+    """The cost model's view of a plan's first step. Of a context only what *kv* keeps is read (None: it keeps all)."""
     prefill: list[tuple[int, int]] = []
     read = longest = 0
+    growth = len(plan.decoding)
     for s, new in plan.scheduled:
         context = s.num_computed_tokens
+        decodes = new == 1 and context + 1 == s.num_tokens
+        if kv is not None:
+            kept = kv.kept(context)
+            if decodes:
+                growth -= kept == kv.kept(context + 1)
+            context = kept
         longest = max(longest, context + new)
-        if new == 1 and context + 1 == s.num_tokens:
+        if decodes:
             read += context + 1
         else:
             prefill.append((new, context))
@@ -427,6 +475,6 @@ def batch_of(plan: Plan) -> BatchShape:
         prefill=tuple(prefill),
         decode_count=len(plan.decoding),
         kv_read_tokens=read,
-        kv_read_growth=len(plan.decoding),
+        kv_read_growth=growth,
         longest_context=longest,
     )

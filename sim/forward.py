@@ -1,33 +1,112 @@
-"""The allocation program of one step, in the order in which a real forward pass asks for memory."""
+"""The allocation program of one step, carried out in the order in which a real forward pass asks for memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
-from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
+from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, WorkspaceAllocator
 from hbmtwin.allocators.records import Tag
+from hbmtwin.allocators.stats import Counters
+from hbmtwin.kernels.activations import ActivationModel, Instruction
+from hbmtwin.kernels.records import BatchShape
+
+Activations = Literal["none", "peak", "per_layer"]
 
 
 class Forward:
-    """Loads the weights once and lets the KV cache grow layer by layer.
+    """Loads the weights once, and in each step takes activations, lets the KV cache grow layer by layer, and samples.
 
-    Activations are not allocated step by step here: their estimated peak is set aside when the weights are loaded,
-    and held for the whole run (``memory.activations = "none"``).
+    - ``none``: the estimated peak of all activations is set aside when the weights are loaded, and held for the run;
+    - ``peak``: one tensor a step, as large as its activations ever are at once;
+    - ``per_layer``: every tensor of :mod:`hbmtwin.kernels.activations`, in program order.
+
+    *workspace* is the allocator that gives operators their workspace where that is not *general* itself
+    (``TASK_QUEUE_ENABLE=2``).
     """
 
-    def __init__(self, general: DeviceAllocator, num_layers: int) -> None:
+    def __init__(
+        self,
+        general: DeviceAllocator,
+        num_layers: int,
+        activations: Activations = "none",
+        model: ActivationModel | None = None,
+        workspace: WorkspaceAllocator | None = None,
+    ) -> None:
         self.general = general
         self.num_layers = num_layers
+        self.activations = activations
+        self.repeatable = activations == "none" or (
+            activations == "peak" and model is not None and not model.grows_with_context
+        )
+        """Whether equal steps ask for equal sizes, so that they may be taken at once."""
+        self._model = model
+        self._workspace = workspace
+        self._live: dict[str, int] = {}
+        self._before: Counters | None = None
 
     def load(self, tensors: Iterable[tuple[str, int]], activation_bytes: int) -> None:
-        """Allocate the weights, tensor by tensor, and the activation reserve. Raise OutOfMemory."""
+        """Allocate the weights, tensor by tensor, and with ``none`` the activation reserve. Raise OutOfMemory."""
         for _, size in tensors:
             self.general.malloc(size, tag=Tag.WEIGHT)
-        if activation_bytes:
+        if self.activations == "none" and activation_bytes:
             self.general.malloc(activation_bytes, tag=Tag.ACTIVATION)
 
-    def step(self, kv: KVPolicy) -> None:
-        """Carry out what this step's reservations need. Raise OutOfMemory."""
-        for layer in range(self.num_layers):
-            kv.grow_layer(layer)
+    def step(self, kv: KVPolicy, batch: BatchShape) -> None:
+        """Carry out one step. Raise OutOfMemory; what the step had taken until then stays, until :meth:`abort`."""
+        if self.activations == "none":
+            for layer in range(self.num_layers):
+                kv.grow_layer(layer)
+        elif self.activations == "peak":
+            assert self._model is not None
+            self._before = self.general.counters()
+            self._live["peak"] = self.general.malloc(self._model.program(batch).peak_bytes, tag=Tag.ACTIVATION)
+            for layer in range(self.num_layers):
+                kv.grow_layer(layer)
+            self.abort()
+        else:
+            assert self._model is not None
+            program = self._model.program(batch)
+            self._run(program.before, kv, 0)
+            for layer in range(self.num_layers):
+                self._run(program.layer, kv, layer)
+            self._run(program.after, kv, self.num_layers)
         kv.end_step()
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the last step left the general allocator as it found it: further equal steps would do the same.
+
+        A tensor that is taken from cached memory and given back leaves every block as it was: neighbours merge again.
+        So equal counts of blocks, segments and split pieces say that nothing else happened in between.
+        """
+        return self._before is None or self.general.counters().current == self._before.current
+
+    def repeat(self, steps: int) -> int:
+        """Count the last step's activations *steps* times more; return how many operations that is. O(1).
+
+        Only where :attr:`repeatable` and :attr:`is_steady` hold, and the allocator did no work.
+        """
+        if self._before is None or not steps:
+            return 0
+        self.general.repeat(self._before, steps)
+        return 2 * steps
+
+    def abort(self) -> None:
+        """Give back what the step has taken and not given back yet."""
+        while self._live:
+            self.general.free(self._live.popitem()[1])
+
+    def _run(self, instructions: Iterable[Instruction], kv: KVPolicy, layer: int) -> None:
+        live, general = self._live, self.general
+        for verb, name, size in instructions:
+            if verb == "malloc":
+                live[name] = general.malloc(size, tag=Tag.ACTIVATION)
+            elif verb == "free":
+                general.free(live.pop(name))
+            elif verb == "grow":
+                kv.grow_layer(layer)
+            elif self._workspace is not None:
+                self._workspace.workspace(size)
+            else:
+                general.free(general.malloc(size, tag=Tag.WORKSPACE))

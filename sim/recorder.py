@@ -48,6 +48,7 @@ REQUEST_COLUMNS = (
     "cached_tokens",
     "output_tokens",
     "preemptions",
+    "dropped_tokens",
 )
 MAX_MAPS = 16
 """Address maps kept of a run when no interval is given: when it is full, every second one is dropped."""
@@ -179,8 +180,16 @@ class Recorder:
             self._maps.pop()  # the later one of the same moment is the truth
         self._maps.append(rows)
 
-    def end_request(self, times: RequestTimes, end_ns: int, output_tokens: int, status: Status, reason: str) -> None:
-        """Write the row of a request that ended."""
+    def end_request(
+        self,
+        times: RequestTimes,
+        end_ns: int,
+        output_tokens: int,
+        status: Status,
+        reason: str,
+        dropped_tokens: int = 0,
+    ) -> None:
+        """Write the row of a request that ended; *dropped_tokens* of its own were not held any more then."""
         r = times.request
         self._requests.append(
             (
@@ -196,6 +205,7 @@ class Recorder:
                 times.cached_tokens,
                 output_tokens,
                 times.preemptions,
+                dropped_tokens,
             )
         )
         self._ends.append((status.value, reason))

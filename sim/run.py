@@ -12,16 +12,19 @@ from hbmtwin.allocators.caching import ConfError
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
-from hbmtwin.allocators.records import KVLayout, Tag
+from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import device_allocators, kv_policies
+from hbmtwin.kernels.activations import ActivationModel
 from hbmtwin.kernels.records import CostModel, DeviceSpec, ModelShape
 from hbmtwin.kernels.roofline import RooflineCost
-from hbmtwin.kernels.weights import weight_tensors
+from hbmtwin.kernels.weights import check_tensor_parallel, weight_tensors
 from hbmtwin.sim import catalog, legality, summary
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.engine import Engine, EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
+from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
+from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.scenario import Scenario, ScenarioError
@@ -56,13 +59,16 @@ class Twin:
         self.max_model_len = _max_model_len(scenario, self.model)
         tp = scenario.engine.tensor_parallel_size
         try:
-            self.layout = KVLayout(
-                num_layers=self.model.num_layers,
-                num_kv_heads=self.model.num_kv_heads,
-                head_dim=self.model.head_dim,
-                dtype_bytes=2 if scenario.kv_cache.dtype != "auto" else self.model.dtype_bytes,
-                tensor_parallel_size=tp,
+            check_tensor_parallel(self.model, tp)
+        except ValueError as error:
+            raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
+        try:
+            self.layout = kv_layout(
+                self.model, dtype=scenario.kv_cache.dtype, v_dtype=scenario.kv_cache.v_dtype, tensor_parallel_size=tp
             )
+        except ValueError as error:
+            raise ScenarioError(f"kv_cache.dtype: {error}") from None
+        try:
             self.cost: CostModel = cost or RooflineCost(
                 self.model, self.device, tensor_parallel_size=tp, kv_token_bytes=self.layout.token_bytes
             )
@@ -111,7 +117,10 @@ class Twin:
             "flavour": "torch_npu" if self.device.vendor == "ascend" else "torch_cuda",
             "alloc_conf": s.memory.alloc_conf,
             "fit": s.memory.fit,
+            "coalescing": s.memory.coalescing,
         }
+        if s.memory.alignment_bytes is not None:
+            settings["alignment_bytes"] = s.memory.alignment_bytes
         self.general = self._allocator(s.memory.general, {**settings, "limit_bytes": limit})
         self.recorder = Recorder(
             allocators=[self.general],
@@ -120,14 +129,30 @@ class Twin:
             steps_wanted=s.results.steps,
             trace_wanted=s.results.memory_trace,
         )
-        self.forward = Forward(self.general, self.model.num_layers)
+        outside = s.engine.task_queue_enable == 2 and self.device.vendor == "ascend"
+        workspace: Any = self.general if outside else None
+        activations = ActivationModel(
+            self.model,
+            self.device,
+            tensor_parallel_size=s.engine.tensor_parallel_size,
+            attention=s.engine.attention,
+        )
+        self.forward = Forward(
+            self.general,
+            self.model.num_layers,
+            s.memory.activations,
+            activations,
+            workspace,
+        )
         tensors = weight_tensors(self.model, s.engine.tensor_parallel_size)
         try:
             self.forward.load(tensors, budget.activation_bytes)
         except OutOfMemory as error:  # the budget does not round, the allocator does
             reason = f"weights and activations do not fit once they are rounded ({error}): raise gpu_memory_utilization"
             raise DoesNotFit(replace(budget, fits=False, reason=reason)) from None
-        left = min(limit - self.general.usage().reserved, self.driver.mem_info()[0])
+        # Activations that come and go need the room that a reserve would have taken.
+        coming = 0 if s.memory.activations == "none" else budget.activation_bytes
+        left = min(limit - self.general.usage().reserved, self.driver.mem_info()[0]) - coming
         self.arena = self.general
         if s.memory.kv_arena != s.memory.general:
             region = left // PAGE_UNIT * PAGE_UNIT
@@ -200,7 +225,7 @@ class Twin:
                 oom=legality.effective_oom(s),
                 between_turns=s.session.between_turns,
                 keeps_parked="park" in self.kv.offers,
-                step_mode=step_mode,
+                step_mode=step_mode or not self._may_leap(),
             ),
             self.source,
             self.scheduler,
@@ -219,6 +244,15 @@ class Twin:
         self.kv.check()
         return self._result(engine, allocators)
 
+    def _may_leap(self) -> bool:
+        """Whether equal steps may be counted instead of taken: not where each of them is to be seen, or changes
+        something that no count shows (torch's garbage collection ages cached blocks at each request)."""
+        memory, results = self.scenario.memory, self.scenario.results
+        if memory.activations == "none":
+            return True
+        collects = "garbage_collection_threshold" in memory.alloc_conf
+        return self.forward.repeatable and not results.memory_trace and not collects
+
     def _result(self, engine: Engine, allocators: list[DeviceAllocator]) -> Result:
         timeline, requests = self.recorder.timeline(), self.recorder.requests()
         stats = [a.stats() for a in allocators]
@@ -235,6 +269,7 @@ class Twin:
                 "peak_requested_bytes": sum(x["requested_bytes.all.peak"] for x in stats),
                 "num_alloc_retries": sum(x.get("num_alloc_retries", 0) for x in stats),
                 **summary.memory_means(timeline, self.kv_budget_bytes),
+                "alerts": alerts(kv_monitor(timeline, self.kv_budget_bytes), limits_of(self.scenario.results)),
                 **summary.latencies(requests),
                 "makespan_s": (int(ends.max()) if len(ends) else 0) / 1e9,
                 "simulated_output_tokens": int(requests["output_tokens"].sum()),

@@ -41,6 +41,13 @@ class Finished(NamedTuple):
     output_tokens: int
 
 
+class Failed(NamedTuple):
+    """Who gave way to a step that could not be carried out; undone admissions are in neither list."""
+
+    rejected: list[tuple[Request, KVSequence]]
+    preempted: list[tuple[Request, KVSequence]]
+
+
 @dataclass(slots=True)
 class Plan:
     """One step: what is computed, in running order, and what changed on the way."""
@@ -113,7 +120,7 @@ class Scheduler(Protocol):
         """Account *k* steps of a plan; return the requests that ended with them."""
         ...
 
-    def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> list[tuple[Request, KVSequence]]:
+    def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
         """Undo a plan that could not be carried out, then drop its *owner* or preempt the last admitted."""
         ...
 
@@ -293,7 +300,7 @@ class ContinuousScheduler:
             self._running = [e for e in self._running if e.sequence.id not in ended]
         return finished
 
-    def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> list[tuple[Request, KVSequence]]:
+    def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
         """Undo the plan: its admissions go back to the front of the queue, in their order."""
         kv.abort_step()
         for admitted in reversed(p.admitted):  # back to the front of the queue, in their order
@@ -305,7 +312,7 @@ class ContinuousScheduler:
             plan = Plan()
             victim = self._running.pop()
             self._preempt(plan, kv, victim)
-            return [(victim.request, victim.sequence)]
+            return Failed([], [(victim.request, victim.sequence)])
         entry = self._entries.pop(owner)
         if entry in self._running:
             self._running.remove(entry)
@@ -313,7 +320,7 @@ class ContinuousScheduler:
             self._waiting.remove(entry)
         self._running_tokens -= entry.sequence.num_computed_tokens
         kv.release(entry.sequence, Release.DROP)
-        return [(entry.request, entry.sequence)]
+        return Failed([(entry.request, entry.sequence)], [])
 
     def unfinished(self) -> Iterator[tuple[Request, KVSequence]]:
         """Running requests, then waiting ones, with their sequences."""

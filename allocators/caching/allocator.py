@@ -193,6 +193,8 @@ class CachingAllocator(CachingPolicy):
     def usage(self) -> AllocatorUsage:
         """The books, kept incrementally; without caching counted. O(number of tags, free lists and waiting blocks)."""
         usage = super().usage()
+        if self._workspace.blocks:
+            usage = usage._replace(workspace=self._workspace.reserved_bytes)
         if self._uncached is not None:
             held = sum(block.size for block in self._live.values())
             requested = sum(block.requested for block in self._live.values())
