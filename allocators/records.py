@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 Span = tuple[str | int, int, int]
 """``(stream, start, length)``: *length* tokens of the endless token stream *stream*, from position *start*."""
+
+SCALE_BYTES = 4
+"""A scale of the KV cache is fp32 in vLLM, and in the NPU ops where it is per token."""
+CHANNEL_SCALE_BYTES = 2
+"""The NPU ops take scales per channel in the dtype of the query."""
 
 
 class Tag(IntEnum):
@@ -98,27 +103,52 @@ class AllocatorUsage(NamedTuple):
     """Indexed by :class:`Tag`."""
 
 
+class KVDtype(NamedTuple):
+    """How K or V is stored: the bits of an element, and how often a scale comes with them."""
+
+    bits: int = 16
+    scale: Literal["none", "tensor", "channel", "token", "token_head"] = "none"
+    """``tensor`` and ``channel`` scales are constants of the model; ``token`` and ``token_head`` ones grow with it."""
+
+
+SIXTEEN_BIT = KVDtype()
+
+
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """How many bytes the KV of one token takes on one tensor-parallel rank.
 
     Attention heads are split over ranks; where there are fewer KV heads than ranks, each rank keeps one head
-    (heads are replicated), as vLLM does. MHA has as many KV heads as query heads, GQA fewer, MQA one.
+    (heads are replicated), as vLLM does. MHA has as many KV heads as query heads, GQA fewer, MQA one. MLA has one
+    latent tensor that serves as K and V: one head of ``kv_lora_rank + qk_rope_head_dim``, and ``v_head_dim = 0``.
+
+    Scales lie in tensors of their own, as the NPU ops take them; vLLM appends them to the block, in as many bytes.
+    Raise ValueError for sizes that make no whole bytes.
     """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype_bytes: int = 2
+    """Of K."""
+    dtype: KVDtype = SIXTEEN_BIT
+    """Of K, and of V too unless ``v_dtype`` is set."""
     tensor_parallel_size: int = 1
+    v_head_dim: int | None = None
+    """None: as K's. 0: there is no V beside K's tensor."""
+    v_dtype: KVDtype | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "head_dim", "dtype_bytes", "tensor_parallel_size"):
+        for name in ("num_layers", "num_kv_heads", "head_dim", "tensor_parallel_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         heads, ranks = self.num_kv_heads, self.tensor_parallel_size
         if heads % ranks and ranks % heads:
             raise ValueError(f"num_kv_heads {heads} and tensor_parallel_size {ranks} do not divide each other")
+        if self.v_head_dim == 0 and (heads != 1 or self.v_dtype is not None):
+            raise ValueError("v_head_dim 0 means one latent tensor: it has one head, and no v_dtype")
+        for head_dim, dtype in self._parts:
+            if head_dim < 1 or dtype.bits < 1 or head_dim * dtype.bits % 8:
+                raise ValueError(f"a head of {head_dim} elements of {dtype.bits} bits is no whole number of bytes")
 
     @property
     def kv_heads_per_rank(self) -> int:
@@ -126,10 +156,38 @@ class KVLayout:
         return max(1, self.num_kv_heads // self.tensor_parallel_size)
 
     @property
+    def _parts(self) -> tuple[tuple[int, KVDtype], ...]:
+        """(head dim, dtype) of K and V, or of the one tensor that serves as both."""
+        k = (self.head_dim, self.dtype)
+        if self.v_head_dim == 0:
+            return (k,)
+        v_head_dim = self.head_dim if self.v_head_dim is None else self.v_head_dim
+        return k, (v_head_dim, self.v_dtype or self.dtype)
+
+    @property
     def tensor_bytes(self) -> tuple[int, ...]:
-        """Bytes of one token in each tensor of a layer, in the order in which they are made: K, then V."""
-        size = self.kv_heads_per_rank * self.head_dim * self.dtype_bytes
-        return (size, size)
+        """Bytes of one token in each tensor of a layer, in the order in which they are made.
+
+        K, V, then the scales of K and of V where those are per token: one a token, or one a token and head.
+        """
+        heads = self.kv_heads_per_rank
+        values = [heads * head_dim * dtype.bits // 8 for head_dim, dtype in self._parts]
+        count = {"token": 1, "token_head": heads}
+        return (*values, *(SCALE_BYTES * count[dtype.scale] for _, dtype in self._parts if dtype.scale in count))
+
+    @property
+    def scale_bytes(self) -> tuple[int, ...]:
+        """Bytes of each tensor of constant scales in a layer: K's, then V's, where those are per tensor or channel.
+
+        They are loaded with the weights. Quantisation is symmetric: there are no offsets.
+        """
+        sizes = []
+        for head_dim, dtype in self._parts:
+            if dtype.scale == "tensor":
+                sizes.append(SCALE_BYTES)
+            elif dtype.scale == "channel":
+                sizes.append(CHANNEL_SCALE_BYTES * self.kv_heads_per_rank * head_dim)
+        return tuple(sizes)
 
     @property
     def layer_token_bytes(self) -> int:

@@ -15,6 +15,7 @@ from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
 from hbmtwin.sim.engine import Progress
 from hbmtwin.sim.experiment import compare
+from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.legality import notes
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.replay import OpResult, ReplayError, Tally, make_allocator, per_op_rows, replay, write_per_op
@@ -55,6 +56,7 @@ __all__ = [
     "device",
     "device_allocators",
     "devices",
+    "kv_layout",
     "kv_policies",
     "make_allocator",
     "memory_budget",

@@ -22,7 +22,22 @@ class ModelShape:
     dtype_bytes: int = 2
     tie_word_embeddings: bool = False
     gated_mlp: bool = True
+    kv_lora_rank: int = 0
+    """Above 0: multi-head latent attention (MLA). ``head_dim`` is then that of K, ``qk_nope + qk_rope``."""
+    q_lora_rank: int = 0
+    """0: the query has no down projection."""
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    """0: as ``head_dim``."""
+    latent_cache: bool = True
+    """MLA: the engine keeps the latent. False: it writes K and V out head by head, V padded to K's ``head_dim``."""
     source: str = ""
+
+    @property
+    def latent_dim(self) -> int:
+        """Elements of the one cached tensor that serves as K and V (latent and rotary part); 0: K and V are cached."""
+        return self.kv_lora_rank + self.qk_rope_head_dim if self.kv_lora_rank and self.latent_cache else 0
 
 
 @dataclass(frozen=True, slots=True)

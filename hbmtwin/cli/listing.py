@@ -8,11 +8,11 @@ from typing import Any
 
 from hbmtwin.api import (
     PRESETS,
-    KVLayout,
     ModelShape,
     device,
     device_allocators,
     devices,
+    kv_layout,
     kv_policies,
     model,
     models,
@@ -66,4 +66,4 @@ def list_policies() -> list[dict[str, Any]]:
 
 def kv_token_bytes(shape: ModelShape) -> int:
     """Bytes of the KV of one token on one rank that holds the whole model."""
-    return KVLayout(shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.dtype_bytes).token_bytes
+    return kv_layout(shape).token_bytes

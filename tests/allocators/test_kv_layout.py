@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hbmtwin.allocators.records import KVLayout
+from hbmtwin.allocators.records import KVDtype, KVLayout
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -57,12 +57,12 @@ def test_heads_are_split_over_ranks_and_replicated_when_there_are_too_few(ranks:
 
 
 def test_a_one_byte_cache_takes_half() -> None:
-    assert 2 * KVLayout(32, 32, 128, dtype_bytes=1).token_bytes == LLAMA_7B.token_bytes
+    assert 2 * KVLayout(32, 32, 128, KVDtype(8)).token_bytes == LLAMA_7B.token_bytes
 
 
-@pytest.mark.parametrize("name", ["num_layers", "num_kv_heads", "head_dim", "dtype_bytes", "tensor_parallel_size"])
+@pytest.mark.parametrize("name", ["num_layers", "num_kv_heads", "head_dim", "tensor_parallel_size"])
 def test_nothing_can_be_zero(name: str) -> None:
-    shape = {"num_layers": 32, "num_kv_heads": 32, "head_dim": 128, "dtype_bytes": 2, "tensor_parallel_size": 1}
+    shape = {"num_layers": 32, "num_kv_heads": 32, "head_dim": 128, "tensor_parallel_size": 1}
     with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
         KVLayout(**shape | {name: 0})
 
