@@ -1,68 +1,80 @@
-"""One region taken at start, cut into blocks that are linked in address order.
+"""One region taken at start, cut into blocks that are linked in address order; free ones are found by a fit.
 
 ::
 
     driver   | ... | region of limit_bytes, never given back                      | ... |
-                   | allocated | free | allocated | free                          |
+                   | allocated | free | allocated | free | free (deferred only)   |
 
-A request is rounded up to the alignment and goes to the best fit (smallest block that is large enough, lowest address
-among equals) or the first fit (lowest address that is large enough). What is over stays a free block; a freed block
-merges with free neighbours at once, so that the largest free run is always known.
+A request is rounded up to the alignment and goes to the free block that the fit chooses:
 
-Complexity, n free blocks: malloc O(log n) by best fit and O(n) by first fit, free O(log n), usage O(1) by best fit and
-O(n) by first fit.
+- ``best``: the smallest that is large enough, the lowest address among equals;
+- ``first``: the lowest address that is large enough;
+- ``next``: as first, but the search goes on where the last one ended, round and round;
+- ``worst``: the largest, the lowest address among equals.
+
+The request takes the low end of the block, and what is over stays a free block. Under ``immediate`` coalescing a freed
+block merges with free neighbours at once, so that the largest free run is always known. Under ``deferred`` it stays
+apart, where the next request of its size may find it whole; only when a request finds no room are all free neighbours
+merged, in one pass, and the search is made once more. ``empty_cache`` makes that pass as well.
+
+Complexity, n free blocks: malloc and free O(log n) by best and worst fit, and O(RUN + n / RUN) by first and next fit
+(RUN is 64); the pass that merges O(n log n), at most once between two frees; usage O(1) by best and worst fit,
+O(n / RUN) by first and next fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar, Literal
 
-from hbmtwin.allocators.base import BlockAllocator
 from hbmtwin.allocators.contract import Driver
-from hbmtwin.allocators.free_lists import ByAddress, BySize, FreeList, LinkedBlock
-from hbmtwin.allocators.oom import OomFacts, OutOfMemory
-from hbmtwin.allocators.records import Block, Segment, Tag
+from hbmtwin.allocators.free_lists import ByAddress, BySize, FreeList, LargestFirst, LinkedBlock, NextFit
+from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.records import Block, Tag
+from hbmtwin.allocators.region import RegionAllocator, check_region, free_view, live_view
 from hbmtwin.allocators.registry import device_allocators
-from hbmtwin.allocators.stats import (
-    ALLOCATED_BYTES,
-    INACTIVE_SPLIT,
-    INACTIVE_SPLIT_BYTES,
-    LARGE,
-    REQUESTED_BYTES,
-    RESERVED_BYTES,
-)
+from hbmtwin.allocators.stats import ALLOCATED_BYTES, INACTIVE_SPLIT, INACTIVE_SPLIT_BYTES, LARGE, REQUESTED_BYTES
 
-Fit = Literal["best", "first"]
-_FITS: dict[Fit, type[BySize[LinkedBlock]] | type[ByAddress]] = {"best": BySize, "first": ByAddress}
+Fit = Literal["best", "first", "next", "worst"]
+Coalescing = Literal["immediate", "deferred"]
+_FITS: dict[Fit, type[BySize[LinkedBlock]] | type[ByAddress]] = {
+    "best": BySize,
+    "first": ByAddress,
+    "next": NextFit,
+    "worst": LargestFirst,
+}
+_COALESCING: tuple[Coalescing, ...] = ("immediate", "deferred")
 
 
 @dataclass(frozen=True, slots=True)
 class PooledConfig:
-    """Settings of :class:`PooledAllocator`."""
+    """Settings of :class:`PooledAllocator`. Raises ValueError for values that it cannot have."""
 
     limit_bytes: int
     """Size of the region, rounded down to the alignment."""
     fit: Fit = "best"
-    alignment: int = 512
+    coalescing: Coalescing = "immediate"
+    """When free neighbours merge: at once, or when a request finds no room."""
+    alignment_bytes: int = 512
     """Unit of sizes, and of addresses counted from the region's start; a power of two."""
 
     def __post_init__(self) -> None:
         if self.fit not in _FITS:
             raise ValueError(f"fit must be one of {', '.join(_FITS)}, not {self.fit!r}")
-        if self.alignment < 1 or self.alignment & (self.alignment - 1):
-            raise ValueError(f"alignment must be a power of two, not {self.alignment}")
-        if self.limit_bytes < self.alignment:
-            raise ValueError(f"limit_bytes must be at least the alignment {self.alignment}, not {self.limit_bytes}")
+        if self.coalescing not in _COALESCING:
+            raise ValueError(f"coalescing must be one of {', '.join(_COALESCING)}, not {self.coalescing!r}")
+        check_region(self.limit_bytes, self.alignment_bytes)
 
 
 @device_allocators.register("pooled")
-class PooledAllocator(BlockAllocator[LinkedBlock]):
-    """One region of the driver taken at start, a linked free list inside: best or first fit.
+class PooledAllocator(RegionAllocator[LinkedBlock]):
+    """One region of the driver taken at start, a free list inside: best, first, next or worst fit.
 
-    Raises OutOfMemory at construction when the driver cannot give the region. In the statistics the region is one
-    segment of the large pool.
+    Raises OutOfMemory at construction when the driver cannot give the region. The largest free block of
+    :meth:`usage` is that of the list as it stands; where merging is deferred, neighbours may make up a larger run, and
+    the facts of a failure are those after the pass that merges.
     """
 
     Config = PooledConfig
@@ -70,27 +82,19 @@ class PooledAllocator(BlockAllocator[LinkedBlock]):
     features: ClassVar[frozenset[str]] = frozenset({"region", "statistics"})
 
     def __init__(self, driver: Driver, config: PooledConfig) -> None:
-        super().__init__(driver)
+        super().__init__(driver, limit_bytes=config.limit_bytes, alignment_bytes=config.alignment_bytes)
         self.config = config
         self._free: FreeList = _FITS[config.fit]()
-        size = config.limit_bytes // config.alignment * config.alignment
-        self.work.driver_calls += 1
-        address = driver.alloc(size)
-        self._region = (address or 0, size)
-        if address is None:
-            raise OutOfMemory(self._facts(size, 0, None, -1))
-        self.grid.segment_alloc(LARGE, size)
-        self._free.put(LinkedBlock(address, size))
+        self._free.put(LinkedBlock(*self._region))
+        self._deferred = config.coalescing == "deferred"
+        self._unmerged = False
+        """Whether there may be free neighbours."""
 
     def empty_cache(self) -> None:
-        """Nothing to give back: the region stays."""
-        if self.observer is not None:
-            self.observer("empty_cache", -1, 0, 0, "", None, -1)
-
-    def walk(self) -> Iterator[Segment]:
-        """The region as one segment, with its blocks. O(n log n)."""
-        address, size = self._region
-        yield Segment(address, size, "region", 0, tuple(_view(block) for block in self._blocks()))
+        """Merge free neighbours; there is nothing to give back, the region stays. O(n log n)."""
+        super().empty_cache()
+        if self._unmerged:
+            self._merge_all()
 
     def check(self) -> None:
         """Assert all invariants, the books against the walk among them. O(n log n)."""
@@ -114,8 +118,10 @@ class PooledAllocator(BlockAllocator[LinkedBlock]):
                 row[INACTIVE_SPLIT_BYTES] += block.size
             if after is not None:
                 assert after.prev is block, f"links at {block.address:#x}"
-                assert block.allocated or after.allocated, f"free neighbours at {block.address:#x}"
+                merged = block.allocated or after.allocated
+                assert merged or self._unmerged, f"free neighbours at {block.address:#x}"
         assert end == self._region[0] + size, "blocks tile the region"
+        assert self._deferred or not self._unmerged, "immediate coalescing leaves nothing to merge"
         assert len(blocks) == len(live) + len(free), "every block is in the region"
         assert self.grid.current[LARGE][: len(row)] == row, "books of the region"
         self._free.check()
@@ -126,6 +132,9 @@ class PooledAllocator(BlockAllocator[LinkedBlock]):
     def _place(self, size: int, stream: int, tag: Tag, owner: int) -> LinkedBlock:
         rounded = self._rounded(size)
         block = self._free.take(rounded)
+        if block is None and self._unmerged:
+            self._merge_all()
+            block = self._free.take(rounded)
         if block is None:
             self.grid.num_ooms += 1
             raise OutOfMemory(self._facts(size, stream, tag, owner))
@@ -158,9 +167,23 @@ class PooledAllocator(BlockAllocator[LinkedBlock]):
         return low
 
     def _give_back(self, block: LinkedBlock) -> None:
-        """Make *block* free; it absorbs its free neighbours."""
+        """Make *block* free, and merge it with free neighbours now or later."""
         block.allocated = False
         self.grid.free(LARGE, block.size, block.requested)
+        if self._deferred:
+            self._keep_apart(block)
+        else:
+            self._absorb_neighbours(block)
+
+    def _keep_apart(self, block: LinkedBlock) -> None:
+        before, after = block.prev, block.next
+        self._free.put(block)
+        if before is not None or after is not None:
+            self.grid.inactive_split(LARGE, 1, block.size)
+        if (before is not None and not before.allocated) or (after is not None and not after.allocated):
+            self._unmerged = True
+
+    def _absorb_neighbours(self, block: LinkedBlock) -> None:
         count = gained = 0
         before = block.prev
         if before is not None and not before.allocated:
@@ -189,47 +212,36 @@ class PooledAllocator(BlockAllocator[LinkedBlock]):
         if count or gained:
             self.grid.inactive_split(LARGE, count, gained)
 
+    def _merge_all(self) -> None:
+        """Merge every run of free neighbours into the lowest block of it."""
+        count = 0
+        merged = []
+        for block in sorted(self._free.blocks, key=attrgetter("address")):
+            before = block.prev
+            if before is None or before.allocated:
+                merged.append(block)
+                continue
+            count -= 1
+            before.size += block.size
+            before.next = after = block.next
+            if after is not None:
+                after.prev = before
+        self._free.fill(merged)
+        self._unmerged = False
+        if self.grid.current[LARGE][ALLOCATED_BYTES]:
+            self.grid.inactive_split(LARGE, count, 0)
+        else:  # the region is whole again
+            self.grid.inactive_split(LARGE, count - 1, -merged[0].size)
+
     # -- what is there ---------------------------------------------------------------------------------------------
 
     def _blocks(self) -> list[LinkedBlock]:
         """All blocks in address order."""
-        return sorted([*self._live.values(), *self._free.blocks], key=lambda block: block.address)
+        return sorted([*self._live.values(), *self._free.blocks], key=attrgetter("address"))
+
+    def _views(self) -> Iterator[Block]:
+        for block in self._blocks():
+            yield live_view(block) if block.allocated else free_view(block.address, block.size)
 
     def _largest_free(self) -> int:
         return self._free.largest()
-
-    def _rounded(self, size: int) -> int:
-        unit = self.config.alignment
-        return -(-size // unit) * unit
-
-    def _facts(self, size: int, stream: int, tag: Tag | None, owner: int) -> OomFacts:
-        reserved = self.grid.total(RESERVED_BYTES)
-        allocated = self.grid.total(ALLOCATED_BYTES)
-        free, capacity = self.driver.mem_info()
-        # The region is all this arena may have: the driver counts only while there is no region yet.
-        driver_free = 0 if reserved else free
-        return OomFacts(
-            allocator=self.name,
-            asked_bytes=size,
-            need_bytes=self._rounded(size),
-            tag=tag,
-            owner=owner,
-            stream=stream,
-            capacity_bytes=capacity,
-            limit_bytes=min(capacity, self.config.limit_bytes),
-            reserved_bytes=reserved,
-            allocated_bytes=allocated,
-            requested_bytes=self.grid.total(REQUESTED_BYTES),
-            largest_free_bytes=max(driver_free, self._free.largest()),
-            cached_free_bytes=reserved - allocated,
-            driver_free_bytes=driver_free,
-            weights_bytes=self._weights_bytes(),
-            owner_bytes=self._owner_bytes(owner),
-            tenants_bytes=self.driver.tenants_bytes,
-        )
-
-
-def _view(block: LinkedBlock) -> Block:
-    if block.allocated:
-        return Block(block.address, block.size, block.requested, "active_allocated", block.tag, block.owner)
-    return Block(block.address, block.size, 0, "inactive", None, -1)
