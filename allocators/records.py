@@ -176,18 +176,18 @@ class KVLayout:
         return (*values, *(SCALE_BYTES * count[dtype.scale] for _, dtype in self._parts if dtype.scale in count))
 
     @property
-    def scale_bytes(self) -> tuple[int, ...]:
-        """Bytes of each tensor of constant scales in a layer: K's, then V's, where those are per tensor or channel.
+    def constant_scales(self) -> tuple[tuple[str, int], ...]:
+        """``(name, bytes)`` of the scales of a layer that are per tensor or per channel: loaded with the weights.
 
-        They are loaded with the weights. Quantisation is symmetric: there are no offsets.
+        Quantisation is symmetric: there are no offsets.
         """
-        sizes = []
-        for head_dim, dtype in self._parts:
+        found = []
+        for name, (head_dim, dtype) in zip(("k_scale", "v_scale"), self._parts, strict=False):
             if dtype.scale == "tensor":
-                sizes.append(SCALE_BYTES)
+                found.append((name, SCALE_BYTES))
             elif dtype.scale == "channel":
-                sizes.append(CHANNEL_SCALE_BYTES * self.kv_heads_per_rank * head_dim)
-        return tuple(sizes)
+                found.append((name, CHANNEL_SCALE_BYTES * self.kv_heads_per_rank * head_dim))
+        return tuple(found)
 
     @property
     def layer_token_bytes(self) -> int:

@@ -71,9 +71,8 @@ def kv_layout(
 
 def scale_tensors(layout: KVLayout) -> Iterator[tuple[str, int]]:
     """Yield ``(name, bytes)`` of the constant scales of the cache, which are loaded after the weights."""
-    names = ("kv_scale",) if layout.v_head_dim == 0 else ("k_scale", "v_scale")
     for i in range(layout.num_layers):
-        for name, size in zip(names, layout.scale_bytes, strict=False):
+        for name, size in layout.constant_scales:
             yield f"layers.{i}.{name}", size
 
 

@@ -1,0 +1,131 @@
+"""``kv_cache.dtype`` and ``v_dtype``: names, bytes, and what the attention ops of a vendor do not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hbmtwin.allocators.records import KVDtype, KVLayout
+from hbmtwin.kernels.records import ModelShape
+from hbmtwin.sim.kv_layout import DTYPES, device_refusal, kernel_notes, kv_layout, paged_refusal, scale_tensors
+
+LLAMA_7B = ModelShape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096)
+MLA = ModelShape(
+    *("mla", 32, 2048, 6144, 16, 16, 192, 128256, 131072),
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token_kib"),
+    [
+        ("auto", 512),
+        ("float16", 512),
+        ("bfloat16", 512),
+        ("fp8", 256),
+        ("fp8_e4m3", 256),
+        ("fp8_e5m2", 256),
+        ("int8", 256),
+        ("int8_per_token", 256.25),
+        ("int8_per_token_head", 264),
+        ("fp8_per_token_head", 264),
+        ("int4", 128),
+        ("int4_per_token", 128.25),
+        ("int4_per_token_head", 136),
+    ],
+)
+def test_kib_of_a_token_of_the_7b_by_name(dtype: str, token_kib: float) -> None:
+    assert kv_layout(LLAMA_7B, dtype=dtype).token_bytes == token_kib * 1024
+
+
+def test_every_name_is_read_and_no_other() -> None:
+    assert len({kv_layout(LLAMA_7B, dtype=name).dtype for name in DTYPES}) == 8
+    with pytest.raises(ValueError, match=r"unknown dtype 'int8_per_tokens': did you mean 'int8_per_token'\? Known are"):
+        kv_layout(LLAMA_7B, dtype="int8_per_tokens")
+    with pytest.raises(ValueError, match=r"unknown v_dtype 'fp9': did you mean 'fp8'\?"):
+        kv_layout(LLAMA_7B, v_dtype="fp9")
+    with pytest.raises(ValueError, match=r"unknown dtype 'x': Known are auto, float16, bfloat16, fp8"):
+        kv_layout(LLAMA_7B, dtype="x")
+
+
+def test_auto_is_the_dtype_of_the_model() -> None:
+    assert kv_layout(replace(LLAMA_7B, dtype_bytes=4)).token_bytes == 2 * kv_layout(LLAMA_7B).token_bytes
+
+
+def test_v_apart_from_k() -> None:
+    layout = kv_layout(LLAMA_7B, v_dtype="int4_per_token_head", tensor_parallel_size=2)
+    assert layout == KVLayout(32, 32, 128, tensor_parallel_size=2, v_dtype=KVDtype(4, "token_head"))
+    assert layout.tensor_bytes == (4096, 1024, 64)
+
+
+def test_mla_keeps_its_latent_where_the_engine_does_so_and_writes_heads_out_where_not() -> None:
+    assert kv_layout(MLA, tensor_parallel_size=4).tensor_bytes == (1152,)
+    assert kv_layout(MLA, dtype="fp8").tensor_bytes == (576,)
+    written_out = kv_layout(replace(MLA, latent_cache=False), tensor_parallel_size=4)
+    assert written_out.tensor_bytes == (4 * 192 * 2, 4 * 192 * 2)
+    with pytest.raises(ValueError, match="v_dtype 'int8': mla keeps one latent tensor and no V"):
+        kv_layout(MLA, v_dtype="int8")
+    with pytest.raises(ValueError, match=r"the latent tensor of mla .MLA. cannot be stored as 'int8_per_token_head'"):
+        kv_layout(MLA, dtype="int8_per_token_head")
+
+
+def test_constant_scales_have_names_and_bytes() -> None:
+    tensors = list(scale_tensors(kv_layout(LLAMA_7B, dtype="int8")))
+    assert tensors[:3] == [("layers.0.k_scale", 8192), ("layers.0.v_scale", 8192), ("layers.1.k_scale", 8192)]
+    assert sum(size for _, size in tensors) == 512 * 1024
+    assert next(scale_tensors(kv_layout(LLAMA_7B, v_dtype="int8"))) == ("layers.0.v_scale", 8192)
+    assert next(scale_tensors(kv_layout(MLA, dtype="fp8"))) == ("layers.0.k_scale", 4)
+    assert list(scale_tensors(kv_layout(LLAMA_7B, dtype="int8_per_token"))) == []
+
+
+@pytest.mark.parametrize(
+    ("vendor", "dtype", "v_dtype", "reason"),
+    [
+        ("ascend", "auto", None, None),
+        ("ascend", "auto", "float16", None),
+        ("ascend", "int8", None, None),
+        ("ascend", "int8_per_token", None, None),
+        ("ascend", "int8_per_token_head", "int8_per_token_head", None),
+        ("ascend", "int4_per_token_head", None, "int4 with a block table"),
+        ("ascend", "auto", "int4", "int4 with a block table"),
+        ("ascend", "auto", "int8", "K and V apart"),
+        ("ascend", "int8", "int8_per_token", "K and V apart"),
+        ("nvidia", "fp8", None, None),
+        ("nvidia", "int4_per_token_head", None, None),
+        ("nvidia", "auto", "fp8", "K and V apart: vLLM has one kv_cache_dtype"),
+        ("nvidia", "int8", None, "'int8' is a dtype of the NPU ops"),
+    ],
+)
+def test_what_a_paged_engine_does_not_read(vendor: str, dtype: str, v_dtype: str | None, reason: str | None) -> None:
+    refusal = paged_refusal(vendor, dtype, v_dtype)
+    assert (refusal is None) if reason is None else (refusal or "").startswith(reason)
+
+
+def test_what_no_op_of_an_npu_reads() -> None:
+    def refusal(model: ModelShape = LLAMA_7B, dtype: str = "auto", v_dtype: str | None = None) -> str | None:
+        return device_refusal("ascend", model, dtype=dtype, v_dtype=v_dtype)
+
+    assert refusal() is refusal(dtype="int4") is refusal(v_dtype="int8") is None
+    assert "have no FP8" in (refusal(dtype="fp8_e4m3") or "")
+    assert "have no FP8" in (refusal(v_dtype="fp8_per_token_head") or "")
+    narrow = replace(LLAMA_7B, head_dim=80)
+    assert refusal(narrow) is None
+    assert refusal(narrow, "int8") == (
+        "'int8' with head_dim 80: npu_fused_infer_attention_score needs a multiple of 32, at most 512"
+    )
+    assert "a multiple of 64" in (refusal(replace(LLAMA_7B, head_dim=96), v_dtype="int4") or "")
+    assert "a multiple of 16" in (refusal(replace(LLAMA_7B, head_dim=100)) or "")
+    assert "at most 512" in (refusal(replace(LLAMA_7B, head_dim=1024)) or "")
+    assert refusal(MLA) is None
+    assert "256 + 32 elements" in (refusal(replace(MLA, kv_lora_rank=256, qk_rope_head_dim=32)) or "")
+    assert device_refusal("nvidia", narrow, dtype="int8", v_dtype=None) is None
+
+
+def test_a_quantised_cache_on_an_npu_comes_with_a_remark() -> None:
+    assert kernel_notes("ascend", "auto", None) == kernel_notes("nvidia", "fp8", None) == ()
+    (note,) = kernel_notes("ascend", "auto", "int8")
+    assert note.startswith("kv_cache.dtype = int8: npu_fused_infer_attention_score reads a quantised cache")
