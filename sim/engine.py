@@ -228,21 +228,19 @@ class Engine:
     def _finish_leap(self, plan: Plan, leap: _Leap, start: int, counts: Counts) -> None:
         now, k, done = int(self.env.now), leap.steps, 1
         self.recorder.now_ns = now
-        first = sum(new for _, new in plan.scheduled)
-        tokens = self.scheduler.running_tokens
         for step, time_ns in self._rows_within(leap):
             self._advance(plan, step - done)
             done = step
-            self._row(time_ns, tokens + first + (step - 1) * len(plan.decoding), counts)
+            self._row(time_ns, self._slots_after(plan, step), counts)
         self._advance(plan, k - done)
         self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted)
         for s, new in plan.scheduled if k == 1 else ():  # leaps of more than one step hold no first token
             times = self._live[s.id]
             if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
                 times.first_token_ns = now
+        full = self._slots_after(plan, k)
         finished = self.scheduler.commit(plan, k)
         if finished:  # both sides of the drop: what they held to the end, and what is left
-            full = tokens + first + (k - 1) * len(plan.decoding)
             self._row(now, full, counts._replace(waiting=self.scheduler.num_waiting))
         for f in finished:
             self._finish(f, now)
@@ -260,6 +258,12 @@ class Engine:
         self.kv.advance(plan.decoding, steps)
         self.recorder.op_index += self.forward.repeat(steps)
 
+    def _slots_after(self, plan: Plan, step: int) -> tuple[int, int]:
+        """Tokens and padding of running sequences at the end of a step that is not committed yet."""
+        computed = sum(new for _, new in plan.scheduled) + (step - 1) * len(plan.decoding)
+        padding = step * plan.padding_tokens
+        return self.scheduler.running_tokens + computed - padding, self.scheduler.padding_tokens + padding
+
     def _rows_within(self, leap: _Leap) -> Iterator[tuple[int, int]]:
         """Steps of a leap, but its last, whose end wants a row, with the time of that end."""
         step = 0
@@ -272,9 +276,9 @@ class Engine:
                 return
             yield step, leap.end_of(step)
 
-    def _row(self, time_ns: int, running_tokens: int | None = None, counts: Counts | None = None) -> None:
-        tokens = self.scheduler.running_tokens if running_tokens is None else running_tokens
-        self.recorder.row(time_ns, self.books.row(tokens), counts or self._counts(), self.kv)
+    def _row(self, time_ns: int, slots: tuple[int, int] | None = None, counts: Counts | None = None) -> None:
+        tokens, padding = slots or (self.scheduler.running_tokens, self.scheduler.padding_tokens)
+        self.recorder.row(time_ns, self.books.row(tokens, padding), counts or self._counts(), self.kv)
         interval = self.recorder.interval_ns
         self._next_tick_ns = (time_ns // interval + 1) * interval
 
@@ -364,16 +368,18 @@ class Engine:
             self.kv.abort_step()  # what was reserved before the refusal is not computed any more
             self._die(facts)
             return
-        self._give_way(plan, s.id, Fail.REJECT)
+        self._give_way(plan, s.id, Fail(self.config.oom))
 
     def _give_way(self, plan: Plan, owner: int, how: Fail) -> None:
         now = int(self.env.now)
         failed = self.scheduler.fail(plan, self.kv, owner, how)
-        for request, s in failed.rejected:
-            self._end(request, now, s.num_tokens - request.prompt_tokens, Status.REJECTED, "out_of_memory")
-        for request, _ in failed.preempted:
-            self._live[request.id].preemptions += 1
+        for u in failed.rejected:
+            self._end(u.request, now, u.output_tokens, Status.REJECTED, "out_of_memory")
+        for u in failed.preempted:
+            self._live[u.request.id].preemptions += 1
             self.preemptions += 1
+        for f in failed.finished:
+            self._finish(f, now)
         self._composition = ()
         self._row(now)
 
@@ -426,8 +432,9 @@ class Engine:
         self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner, torch_message=torch_message)
         self.recorder.now_ns = now
         # The step was not committed: the tokens that are physically there are the policy's to count.
-        tokens = self.kv.usage().token // self.books.token_bytes
-        self.recorder.row(now, self.books.row(tokens), self._counts(), self.kv)
+        padding = self.scheduler.padding_tokens
+        tokens = self.kv.usage().token // self.books.token_bytes - padding
+        self.recorder.row(now, self.books.row(tokens, padding), self._counts(), self.kv)
         self.recorder.address_map(now, self.kv)
 
     def _loaded(self, usage: AllocatorUsage) -> int:
@@ -439,7 +446,7 @@ class Engine:
         """Write the rows of requests that the death cut off, and of those that were never submitted."""
         assert self.oom is not None
         now = self.oom.time_ns
-        generated = {r.id: s.num_tokens - r.prompt_tokens for r, s in self.scheduler.unfinished()}
+        generated = {u.request.id: u.output_tokens for u in self.scheduler.unfinished()}
         following: list[Request] = []
         for times in self._live.values():  # also those whose rejection was not answered yet
             r = times.request

@@ -1,13 +1,14 @@
 """Continuous batching: which sequences compute how many tokens in the next step.
 
-The contract (:class:`Scheduler`), its records, and the first policy. Only a scheduler writes the counts of a
-:class:`~hbmtwin.allocators.records.KVSequence`.
+The contract (:class:`Scheduler`), its records, what schedulers share, and the first policy. Only a scheduler writes
+the counts of a :class:`~hbmtwin.allocators.records.KVSequence`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal, NamedTuple, Protocol
@@ -34,7 +35,15 @@ class Admitted(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A request whose last token was sampled; its memory is still held."""
+    """A request whose answer is complete; its memory is still held."""
+
+    request: Request
+    sequence: KVSequence
+    output_tokens: int
+
+
+class Unfinished(NamedTuple):
+    """A request without an answer yet, and the output tokens that it has got so far."""
 
     request: Request
     sequence: KVSequence
@@ -42,10 +51,14 @@ class Finished(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Who gave way to a step that could not be carried out; undone admissions are in neither list."""
+    """Who gave way to a step that could not be carried out; undone admissions are in none of the lists."""
 
-    rejected: list[tuple[Request, KVSequence]]
-    preempted: list[tuple[Request, KVSequence]]
+    rejected: list[Unfinished]
+    """Their memory is given back."""
+    preempted: list[Unfinished]
+    """They wait again, and keep what they have generated."""
+    finished: list[Finished]
+    """Requests of a padded batch that waited for its longest; their memory is still held."""
 
 
 @dataclass(slots=True)
@@ -55,6 +68,8 @@ class Plan:
     scheduled: list[tuple[KVSequence, int]] = field(default_factory=list)
     decoding: list[KVSequence] = field(default_factory=list)
     """Those of ``scheduled`` that compute exactly their last token."""
+    padding_tokens: int = 0
+    """How many of the tokens that each step of the plan computes are padding."""
     admitted: list[Admitted] = field(default_factory=list)
     preempted: list[KVSequence] = field(default_factory=list)
     rejected: list[tuple[Request, str]] = field(default_factory=list)
@@ -121,10 +136,10 @@ class Scheduler(Protocol):
         ...
 
     def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
-        """Undo a plan that could not be carried out, then drop its *owner* or preempt the last admitted."""
+        """Undo a plan that memory could not carry for its sequence *owner*, and say who gives way."""
         ...
 
-    def unfinished(self) -> Iterator[tuple[Request, KVSequence]]:
+    def unfinished(self) -> Iterator[Unfinished]:
         """Requests that are running or waiting."""
         ...
 
@@ -133,32 +148,41 @@ schedulers: Registry[Scheduler] = Registry("hbmtwin.schedulers", "scheduler")
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class Entry:
+    """A request in a scheduler's hands."""
+
     request: Request
     sequence: KVSequence
     final_tokens: int
-    """``num_tokens`` at which it ends: the truth, which only ``commit`` may look at."""
+    """Prompt and output: the truth, which only ``commit`` and ``steady_steps`` may look at."""
+    padding: int = 0
+    """Slots of padding that stand before its prompt, while it runs in a padded batch."""
+
+    @property
+    def output_tokens(self) -> int:
+        """What it has got so far, padding not counted."""
+        return min(self.sequence.num_tokens - self.padding, self.final_tokens) - self.request.prompt_tokens
 
 
-@schedulers.register("continuous")
-class ContinuousScheduler:
-    """First come first served, decodes before prefills, prompts in chunks, the last admitted preempted first.
+class QueueScheduler(ABC):
+    """What schedulers over one queue share: their requests, the counts, and the end of a step that failed.
 
-    The order is vLLM v1's: running sequences in order of admission, then, in a step without preemption, the queue
-    until its head does not fit. A request that would pass ``max_model_len`` is rejected when it is queued, and one
-    that is refused although nothing else runs is rejected as well: it could never run.
+    A policy on top keeps the queue (:meth:`_enqueue` and its sisters) and plans and commits steps.
     """
 
-    name: ClassVar[str] = "continuous"
     Config = SchedulerConfig
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._running_tokens = 0
-        self._running: list[_Entry] = []
-        self._waiting: deque[_Entry] = deque()
+        self._running: list[Entry] = []
+        self._entries: dict[int, Entry] = {}
         self._rejected: list[tuple[Request, str]] = []
-        self._entries: dict[int, _Entry] = {}
+        self._running_tokens = 0
+        self._padding_tokens = 0
+        self._most_running = config.max_num_seqs
+        """Fewer than ``max_num_seqs`` from a failed step until a sequence ends."""
+
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
@@ -166,14 +190,14 @@ class ContinuousScheduler:
         return len(self._running)
 
     @property
+    @abstractmethod
     def num_waiting(self) -> int:
         """Requests in the queue, preempted ones included."""
-        return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
         """Whether anything runs, waits, or is to be answered."""
-        return bool(self._running or self._waiting or self._rejected)
+        return bool(self._running or self.num_waiting or self._rejected)
 
     @property
     def running_tokens(self) -> int:
@@ -182,11 +206,11 @@ class ContinuousScheduler:
 
     @property
     def padding_tokens(self) -> int:
-        """0: sequences of different lengths share a step without padding."""
-        return 0
+        """Computed slots of running sequences that hold padding, at the last commit."""
+        return self._padding_tokens
 
     def add(self, r: Request, now_ns: int) -> None:
-        """Queue a request, or note its rejection for the next plan. O(1)."""
+        """Queue a request, or note its rejection for the next plan."""
         if r.prompt_tokens + r.max_tokens > self.config.max_model_len:
             self._rejected.append((r, "max_model_len"))
             return
@@ -201,9 +225,116 @@ class ContinuousScheduler:
             max_tokens=r.prompt_tokens + r.max_tokens,
             spans=spans,
         )
-        entry = _Entry(r, sequence, r.prompt_tokens + output)
+        entry = Entry(r, sequence, r.prompt_tokens + output)
         self._entries[sequence.id] = entry
+        self._enqueue(entry)
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        """Running requests, then waiting ones."""
+        for entry in (*self._running, *self._queued()):
+            yield Unfinished(entry.request, entry.sequence, entry.output_tokens)
+
+    @abstractmethod
+    def _enqueue(self, entry: Entry) -> None:
+        """Put a new request behind all others."""
+
+    @abstractmethod
+    def _requeue(self, entry: Entry) -> None:
+        """Put a request that ran before all others."""
+
+    @abstractmethod
+    def _queued(self) -> Iterable[Entry]:
+        """Waiting requests, first one first."""
+
+    # -- leaving -----------------------------------------------------------------------------------------------------
+
+    def _finish(self, ended: Sequence[Entry]) -> list[Finished]:
+        """Take those that ended out of the running ones; whoever waits may come again. O(running)."""
+        for entry in ended:
+            self._uncount(entry)
+            del self._entries[entry.sequence.id]
+        if ended:
+            gone = {entry.sequence.id for entry in ended}
+            self._running = [e for e in self._running if e.sequence.id not in gone]
+            self._most_running = self.config.max_num_seqs
+        return [Finished(e.request, e.sequence, e.output_tokens) for e in ended]
+
+    def _back_to_queue(self, entry: Entry) -> None:
+        """One that is not among the running ones any more waits again, and will be computed anew."""
+        self._uncount(entry)
+        entry.sequence.num_computed_tokens = 0
+        self._requeue(entry)
+
+    def _preempt(self, kv: KVPolicy) -> Entry:
+        """Preempt the last admitted."""
+        victim = self._running.pop()
+        kv.release(victim.sequence, Release.PREEMPT)
+        self._back_to_queue(victim)
+        return victim
+
+    def _uncount(self, entry: Entry) -> None:
+        computed = entry.sequence.num_computed_tokens
+        tokens = min(max(0, computed - entry.padding), entry.final_tokens)
+        self._running_tokens -= tokens
+        self._padding_tokens -= computed - tokens
+
+    # -- a step that failed ------------------------------------------------------------------------------------------
+
+    def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
+        """Undo the plan, and let somebody give way: newcomers first. O(running).
+
+        Sequences admitted in this step, if others had a part in it, wait again in their order, and that is all.
+        Else the *owner* is rejected, or the last admitted preempted; one that is alone can never run: it is rejected.
+
+        Contiguous policies grant every admission: who was undone would come again and fail again. So until a sequence
+        has ended nobody is admitted beside those that run; nine tenths of the newcomers, and one less at least, where
+        nobody runs (how accelerate's ``find_executable_batch_size`` goes on).
+        """
+        kv.abort_step()
+        newcomers, running = len(p.admitted), self._running
+        if newcomers and len(running) > 1:
+            for _ in range(newcomers):
+                self._back_to_queue(running.pop())
+            self._most_running = len(running) or min(newcomers - 1, newcomers * 9 // 10)
+            return Failed([], [], [])
+        if how is Fail.PREEMPT and len(running) > 1:
+            victim = self._preempt(kv)
+            self._most_running = len(running)
+            return Failed([], [Unfinished(victim.request, victim.sequence, victim.output_tokens)], [])
+        entry = self._entries[owner]
+        request, sequence, output_tokens = self._finish([entry])[0]
+        kv.release(sequence, Release.DROP)
+        return Failed([Unfinished(request, sequence, output_tokens)], [], [])
+
+
+@schedulers.register("continuous")
+class ContinuousScheduler(QueueScheduler):
+    """First come first served, decodes before prefills, prompts in chunks, the last admitted preempted first.
+
+    The order is vLLM v1's: running sequences in order of admission, then, in a step without preemption, the queue
+    until its head does not fit. A request that would pass ``max_model_len`` is rejected when it is queued, and one
+    that is refused although nothing else runs is rejected as well: it could never run.
+    """
+
+    name: ClassVar[str] = "continuous"
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self._waiting: deque[Entry] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        return len(self._waiting)
+
+    def _enqueue(self, entry: Entry) -> None:
         self._waiting.append(entry)
+
+    def _requeue(self, entry: Entry) -> None:
+        self._waiting.appendleft(entry)
+
+    def _queued(self) -> Iterable[Entry]:
+        return self._waiting
 
     def schedule(self, kv: KVPolicy) -> Plan:
         """Running sequences first, then the queue. O(running + admitted) calls of the policy."""
@@ -226,9 +357,9 @@ class ContinuousScheduler:
                 if self.config.oom != "preempt":
                     plan.exhausted = (s, refused)
                     return 0
-                victim = running.pop()
-                self._preempt(plan, kv, victim)
-                if victim.sequence is s:
+                victim = self._preempt(kv).sequence
+                plan.preempted.append(victim)
+                if victim is s:
                     return 0
             scheduled.append((s, new))
             if left == 1:
@@ -239,7 +370,7 @@ class ContinuousScheduler:
 
     def _admit(self, plan: Plan, kv: KVPolicy, budget: int) -> None:
         waiting, running = self._waiting, self._running
-        while waiting and budget > 0 and len(running) < self.config.max_num_seqs:
+        while waiting and budget > 0 and len(running) < self._most_running:
             entry = waiting[0]
             s = entry.sequence
             hit = kv.lookup(s)
@@ -262,14 +393,6 @@ class ContinuousScheduler:
                 plan.decoding.append(s)
             budget -= new
 
-    def _preempt(self, plan: Plan, kv: KVPolicy, victim: _Entry) -> None:
-        s = victim.sequence
-        kv.release(s, Release.PREEMPT)
-        self._running_tokens -= s.num_computed_tokens
-        s.num_computed_tokens = 0
-        plan.preempted.append(s)
-        self._waiting.appendleft(victim)
-
     def steady_steps(self, p: Plan) -> int:
         """Steps until the first sequence ends; 0 in a step with a prompt, a first token or a preemption."""
         if p.preempted or len(p.decoding) < len(p.scheduled):
@@ -284,45 +407,14 @@ class ContinuousScheduler:
 
     def commit(self, p: Plan, k: int) -> list[Finished]:
         """Count *k* steps; those that sampled their last token leave. O(scheduled)."""
-        finished: list[Finished] = []
+        ended: list[Entry] = []
         for s, new in p.scheduled:
             computed = new + k - 1
             s.num_computed_tokens += computed
             self._running_tokens += computed
             if s.num_computed_tokens + 1 - k == s.num_tokens:
                 s.num_tokens += k
-                if s.num_tokens >= self._entries[s.id].final_tokens:
-                    entry = self._entries.pop(s.id)
-                    self._running_tokens -= s.num_computed_tokens
-                    finished.append(Finished(entry.request, s, s.num_tokens - entry.request.prompt_tokens))
-        if finished:
-            ended = {f.sequence.id for f in finished}
-            self._running = [e for e in self._running if e.sequence.id not in ended]
-        return finished
-
-    def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
-        """Undo the plan: its admissions go back to the front of the queue, in their order."""
-        kv.abort_step()
-        for admitted in reversed(p.admitted):  # back to the front of the queue, in their order
-            entry = self._running.pop()
-            self._running_tokens -= admitted.sequence.num_computed_tokens
-            admitted.sequence.num_computed_tokens = 0
-            self._waiting.appendleft(entry)
-        if how is Fail.PREEMPT and self._running:  # with nobody else to preempt, the owner cannot be served
-            plan = Plan()
-            victim = self._running.pop()
-            self._preempt(plan, kv, victim)
-            return Failed([], [(victim.request, victim.sequence)])
-        entry = self._entries.pop(owner)
-        if entry in self._running:
-            self._running.remove(entry)
-        else:
-            self._waiting.remove(entry)
-        self._running_tokens -= entry.sequence.num_computed_tokens
-        kv.release(entry.sequence, Release.DROP)
-        return Failed([(entry.request, entry.sequence)], [])
-
-    def unfinished(self) -> Iterator[tuple[Request, KVSequence]]:
-        """Running requests, then waiting ones, with their sequences."""
-        for entry in (*self._running, *self._waiting):
-            yield entry.request, entry.sequence
+                entry = self._entries[s.id]
+                if s.num_tokens >= entry.final_tokens:
+                    ended.append(entry)
+        return self._finish(ended)

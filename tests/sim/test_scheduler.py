@@ -14,7 +14,7 @@ from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import KVLayout, KVSequence, Refused, Release
-from hbmtwin.sim.scheduler import ContinuousScheduler, Fail, Plan, SchedulerConfig
+from hbmtwin.sim.scheduler import ContinuousScheduler, Entry, Fail, Plan, SchedulerConfig
 from hbmtwin.workloads.records import Request, user_stream
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
@@ -64,7 +64,7 @@ class Server:
         for prompt, output in lengths:
             id = len(self.id_of) + len(self.scheduler._rejected)
             self.scheduler.add(request(id, prompt, output, max_tokens), 0)
-            self.id_of = {s.id: r.id for r, s in self.scheduler.unfinished()} | self.id_of
+            self.id_of = {s.id: r.id for r, s, _ in self.scheduler.unfinished()} | self.id_of
         return self
 
     def name(self, s: KVSequence) -> str:
@@ -103,7 +103,7 @@ class Server:
 
     @property
     def waiting(self) -> str:
-        everyone = [self.name(s) for _, s in self.scheduler.unfinished()]
+        everyone = [self.name(s) for _, s, _ in self.scheduler.unfinished()]
         return "".join(everyone[self.scheduler.num_running :])
 
 
@@ -233,42 +233,76 @@ def test_a_server_that_does_not_preempt_says_who_cannot_go_on(oom: str) -> None:
 def test_reject_undoes_the_step_and_drops_the_owner() -> None:
     server = Server(blocks=5, oom="reject", max_num_batched_tokens=32).add((7, 5), (8, 5), (1, 9))
     server.step()
-    before = {s.id: server.kv.block_ids(s) for _, s in server.scheduler.unfinished()}
+    before = {s.id: server.kv.block_ids(s) for _, s, _ in server.scheduler.unfinished()}
     plan = server.plan()
     assert plan.exhausted is not None
-    [(dropped, sequence)] = server.scheduler.fail(plan, server.kv, plan.exhausted[0].id, Fail.REJECT)
+    failed = server.scheduler.fail(plan, server.kv, plan.exhausted[0].id, Fail.REJECT)
     server.check()
-    assert (dropped.id, sequence.num_tokens) == (1, 9)
+    assert [(u.request.id, u.sequence.num_tokens, u.output_tokens) for u in failed.rejected] == [(1, 9, 1)]
+    assert (failed.preempted, failed.finished) == ([], [])
     assert server.scheduler.running_tokens == 7 + 1
-    for _, s in server.scheduler.unfinished():
+    for _, s, _ in server.scheduler.unfinished():
         assert server.kv.block_ids(s) == before[s.id]
     assert server.steps(2) == ["A1 C1", "A1 C1"]
 
 
-def test_preempt_undoes_the_step_and_preempts_the_last_admitted_before_it() -> None:
-    server = Server(blocks=20, max_num_batched_tokens=32).add((8, 5), (8, 5))
+def test_those_who_came_with_a_step_that_failed_wait_again_and_nobody_gives_way() -> None:
+    server = Server(blocks=20, max_num_batched_tokens=32).add((8, 3), (8, 5))
     server.step()
     server.add((4, 2), (4, 2))
     free = server.kv.usage().pool
     plan = server.plan()
     assert server.told(plan) == ["+C", "+D", "A1", "B1", "C4", "D4"]
-    [(preempted, _)] = server.scheduler.fail(plan, server.kv, plan.scheduled[0][0].id, Fail.PREEMPT)
+    owner = plan.scheduled[0][0].id
+    assert server.scheduler.fail(plan, server.kv, owner, Fail.PREEMPT) == ([], [], [])
     server.check()
-    assert preempted.id == 1
-    assert server.scheduler.running_tokens == 8
-    assert server.kv.usage().pool == free + 2 * 4 * TINY.token_bytes
-    assert server.waiting == "BCD"
-    assert server.step() == "+B +C +D A1 B9 C4 D4"
+    assert server.scheduler.running_tokens == 16
+    assert server.kv.usage().pool == free
+    assert server.waiting == "CD"
+    assert server.steps(3) == ["A1 B1", "A1 B1 A.", "+C +D B1 C4 D4"]  # nobody comes until somebody has ended
 
 
-def test_reject_of_one_that_was_just_admitted() -> None:
-    server = Server(blocks=20, max_num_batched_tokens=32).add((8, 5), (4, 2), (4, 2))
+def test_preempt_undoes_the_step_and_preempts_the_last_admitted() -> None:
+    server = Server(blocks=20, max_num_batched_tokens=32).add((8, 3), (8, 5), (8, 5))
+    server.step()
+    server.add((4, 2))
+    server.scheduler.config = SchedulerConfig(64, max_num_batched_tokens=3)  # no room for newcomers in this step
     plan = server.plan()
-    owner = plan.admitted[1].sequence
-    server.scheduler.fail(plan, server.kv, owner.id, Fail.REJECT)
+    failed = server.scheduler.fail(plan, server.kv, plan.scheduled[0][0].id, Fail.PREEMPT)
     server.check()
-    assert (server.scheduler.num_running, server.scheduler.running_tokens, server.waiting) == (0, 0, "AC")
-    assert server.step() == "+A +C A8 C4"
+    assert [(u.request.id, u.output_tokens) for u in failed.preempted] == [(2, 1)]
+    assert (failed.rejected, failed.finished) == ([], [])
+    assert server.scheduler.running_tokens == 16
+    assert server.waiting == "CD"
+    server.scheduler.config = SchedulerConfig(64, max_num_batched_tokens=32)
+    assert server.steps(3) == ["A1 B1", "A1 B1 A.", "+C +D B1 C9 D4"]
+
+
+def test_a_sequence_that_is_alone_is_rejected_even_where_others_would_be_preempted() -> None:
+    server = Server(blocks=20).add((8, 5), (4, 2))
+    server.scheduler.config = SchedulerConfig(64, max_num_batched_tokens=8)
+    server.step()
+    server.scheduler.config = SchedulerConfig(64, max_num_batched_tokens=1)
+    plan = server.plan()
+    assert server.told(plan) == ["A1"]
+    failed = server.scheduler.fail(plan, server.kv, 0, Fail.PREEMPT)
+    assert [(u.request.id, u.output_tokens) for u in failed.rejected] == [(0, 1)]
+    server.scheduler.config = SchedulerConfig(64)
+    assert server.steps(2) == ["+B B4", "B1 B."]
+
+
+@pytest.mark.parametrize("how", Fail)
+def test_of_newcomers_only_fewer_come_again_until_one_is_alone(how: Fail) -> None:
+    server = Server(blocks=20, max_num_batched_tokens=64).add(*[(4, 2)] * 8)
+    for count in (8, 7, 6, 5, 4, 3, 2):
+        plan = server.plan()
+        assert len(plan.admitted) == count
+        assert server.scheduler.fail(plan, server.kv, plan.admitted[0].sequence.id, how) == ([], [], [])
+        server.check()
+        assert (server.scheduler.num_running, server.scheduler.running_tokens, server.waiting) == (0, 0, "ABCDEFGH")
+    failed = server.scheduler.fail(server.plan(), server.kv, 0, how)
+    assert [(u.request.id, u.output_tokens) for u in failed.rejected] == [(0, 0)]
+    assert server.step() == "+B +C +D +E +F +G +H B4 C4 D4 E4 F4 G4 H4"  # memory came free: all may come
 
 
 # -- leaps -----------------------------------------------------------------------------------------------------------
@@ -307,7 +341,7 @@ def test_a_leap_commits_as_many_single_steps_do() -> None:
         many.kv.release(f.sequence, Release.FINISH)
     many.check()
     assert logs == ["A1 B1"] * 4 + ["A1 B1 B."]
-    states = [[(s.num_tokens, s.num_computed_tokens) for _, s in x.scheduler.unfinished()] for x in (one, many)]
+    states = [[(s.num_tokens, s.num_computed_tokens) for _, s, _ in x.scheduler.unfinished()] for x in (one, many)]
     assert states[0] == states[1] == [(10, 9)]
 
 
@@ -425,7 +459,7 @@ def compare(seed: int, steps: int, scheduler: type[ContinuousScheduler] = Contin
         expected = [naive.step() for _ in range(k)]
         rejected = [r.id for r, why in plan.rejected if why == "kv_capacity"]
         assert expected == [(scheduled, preempted, rejected)] + [(scheduled, [], [])] * (k - 1)
-        sequences = [s for _, s in ours.unfinished()]
+        sequences = [s for _, s, _ in ours.unfinished()]
         assert [s.session for s in sequences] == naive.running + naive.waiting
         assert ours.num_running == len(naive.running)
         for s in sequences:
@@ -457,9 +491,8 @@ def test_a_naive_second_model_agrees_step_by_step_and_block_by_block() -> None:
 
 
 class PreemptsToTheBack(ContinuousScheduler):
-    def _preempt(self, plan: Plan, kv: PagedPolicy, victim: object) -> None:
-        super()._preempt(plan, kv, victim)
-        self._waiting.rotate(-1)
+    def _requeue(self, entry: Entry) -> None:
+        self._waiting.append(entry)
 
 
 class AdmitsAfterPreempting(ContinuousScheduler):
