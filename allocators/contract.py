@@ -34,6 +34,8 @@ class Driver(Protocol):
 
     capacity_bytes: int
     tenants_bytes: int
+    page_bytes: int
+    """Granularity of physical memory."""
     num_alloc: int
     num_free: int
 
@@ -155,6 +157,41 @@ class WorkspaceAllocator(Protocol):
 
     def workspace(self, size: int, stream: int = 0) -> int:
         """One use of *size* bytes, acquired and given back: the address. Raise OutOfMemory."""
+        ...
+
+
+class PageAllocator(DeviceAllocator, Protocol):
+    """Keeps addresses and memory apart (feature ``pages``): ranges cost nothing, pages are put behind them.
+
+    A page in use is a live block like any other, all of it requested; ``free`` takes it out of its range and gives
+    its memory back, without waiting for the device: only the caller knows that no kernel reads it any more. Observers
+    see ``malloc`` and ``free`` of its size.
+    """
+
+    @property
+    def page_bytes(self) -> int:
+        """Pages are multiples of this."""
+        ...
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that pages may still take: free at the driver, and allowed by the cap. O(1)."""
+        ...
+
+    def reserve_range(self, size: int) -> int:
+        """Return the address of a new range without memory."""
+        ...
+
+    def release_range(self, addr: int) -> None:
+        """Give a range back. Raise KeyError if *addr* is none, ValueError while pages are mapped in it."""
+        ...
+
+    def map_page(self, addr: int, size: int, *, tag: Tag, owner: int = -1) -> int:
+        """Put *size* bytes of new memory behind *addr*, and return their handle.
+
+        Raise OutOfMemory when there are none, ValueError if *size* is no multiple of ``page_bytes`` or the place is not
+        free inside one range.
+        """
         ...
 
 

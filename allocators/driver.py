@@ -10,7 +10,8 @@ the **free bytes alone** (there is no fragmentation at this level); where it com
 What the driver really does about addresses is unknown (neither CANN nor CUDA documents it), and ties of a best-fit
 allocator above go by address: the emulated driver that the model is compared with must use the same policy.
 
-Complexity: ``alloc`` and ``reserve`` O(gaps), ``free`` and the page calls O(log n), ``mem_info`` O(1).
+Complexity: ``alloc`` and ``reserve`` O(gaps), ``free`` and the page calls O(log n) and a move of the list of pages in
+one range, ``mem_info`` O(1).
 """
 
 from __future__ import annotations
@@ -27,20 +28,27 @@ ALLOC_UNIT = 512
 and a multiple of both. That huge pages are 2 MiB is left out: torch_npu asks for whole multiples of 2 MiB, and CANN
 falls back to small pages when huge ones run out."""
 PAGE_UNIT = 2 * MIB
-"""Granularity of physical memory behind virtual ranges (CANN 8 documents no other)."""
+"""Granularity of physical memory behind virtual ranges, unless a driver is made with another.
+
+CANN: ``aclrtMallocPhysical`` gives huge pages of 2 MiB whatever type is asked for (8.0), and since 8.2 also of 1 GiB.
+CUDA: ``cuMemCreate`` takes multiples of ``cuMemGetAllocationGranularity``, 2 MiB or more in NVIDIA's own drivers;
+vAttention's modified one gives 64, 128 and 256 KiB (github.com/microsoft/vattention, nvidia-vattn-uvm-driver)."""
 
 
 class HbmDriver:
     """The memory of one device behind its runtime (``aclrtMalloc``, ``cudaMalloc``, and the virtual memory calls).
 
     *tenants_bytes* is what other processes hold. Bytes that this process keeps for good (context, collectives' buffers)
-    are ordinary allocations.
+    are ordinary allocations. *page_bytes* is the granularity of :meth:`create`.
     """
 
-    def __init__(self, capacity_bytes: int, *, tenants_bytes: int = 0) -> None:
+    def __init__(self, capacity_bytes: int, *, tenants_bytes: int = 0, page_bytes: int = PAGE_UNIT) -> None:
         if capacity_bytes < 1:
             raise ValueError(f"capacity_bytes must be at least 1, not {capacity_bytes}")
+        if page_bytes < 1 or page_bytes % ALLOC_UNIT:
+            raise ValueError(f"page_bytes must be a multiple of {ALLOC_UNIT}, not {page_bytes}; drivers give 2 MiB")
         self.capacity_bytes = capacity_bytes
+        self.page_bytes = page_bytes
         self.tenants_bytes = 0
         self.num_alloc = 0
         """Successful calls of alloc and create."""
@@ -54,10 +62,11 @@ class HbmDriver:
         self._reserved: dict[int, int] = {}
         self._reserved_starts: list[int] = []
         self._pages: dict[int, int] = {}
-        # Mapped pages both ways, and their addresses in order.
+        # Mapped pages both ways, and their addresses in order, by the range that they lie in: one list for all would
+        # be moved with each page, and a device of small pages has a million.
         self._mapped: dict[int, int] = {}
         self._mapped_at: dict[int, int] = {}
-        self._mapped_starts: list[int] = []
+        self._mapped_starts: dict[int, list[int]] = {}
         self._next_page = 0
         self.set_tenants(tenants_bytes)
 
@@ -88,16 +97,16 @@ class HbmDriver:
         size = _whole(size, ALLOC_UNIT)
         addr = self._take_range(size)
         self._reserved[addr] = size
+        self._mapped_starts[addr] = []
         insort(self._reserved_starts, addr)
         return addr
 
     def release_range(self, addr: int) -> None:
         """Give a virtual range back. Raise KeyError if *addr* is none, ValueError while pages are mapped in it."""
         size = self._reserved[addr]
-        starts = self._mapped_starts
-        if bisect_left(starts, addr) != bisect_left(starts, addr + size):
+        if self._mapped_starts[addr]:
             raise ValueError(f"range {addr:#x} still has mapped pages; unmap them first")
-        del self._reserved[addr]
+        del self._reserved[addr], self._mapped_starts[addr]
         self._reserved_starts.remove(addr)
         self._give_range(addr, size)
 
@@ -106,10 +115,10 @@ class HbmDriver:
     def create(self, size: int) -> int | None:
         """Return a handle of *size* bytes of physical memory, or None when fewer are free.
 
-        Raise ValueError unless *size* is a multiple of 2 MiB.
+        Raise ValueError unless *size* is a multiple of ``page_bytes``.
         """
-        if size < 1 or size % PAGE_UNIT:
-            raise ValueError(f"physical memory comes in multiples of {PAGE_UNIT} bytes, not {size}")
+        if size < 1 or size % self.page_bytes:
+            raise ValueError(f"physical memory comes in multiples of {self.page_bytes} bytes, not {size}")
         if size > self.mem_info()[0]:
             return None
         self._used_bytes += size
@@ -137,11 +146,10 @@ class HbmDriver:
         size = self._pages[page]
         if page in self._mapped_at:
             raise ValueError(f"page {page} is mapped at {self._mapped_at[page]:#x} already")
-        i = bisect_right(self._reserved_starts, addr)
-        start = self._reserved_starts[i - 1] if i else addr
-        if not i or addr + size > start + self._reserved[start]:
+        start = self._range_of(addr)
+        if start is None or addr + size > start + self._reserved[start]:
             raise ValueError(f"{addr:#x} + {size} bytes lies in no reserved range")
-        starts = self._mapped_starts
+        starts = self._mapped_starts[start]
         i = bisect_left(starts, addr + size)
         if i and starts[i - 1] + self._pages[self._mapped[starts[i - 1]]] > addr:
             raise ValueError(f"{addr:#x} + {size} bytes has memory already")
@@ -153,8 +161,16 @@ class HbmDriver:
         """Undo :meth:`map`; return the page's handle. Raise KeyError if nothing is mapped at *addr*."""
         page = self._mapped.pop(addr)
         del self._mapped_at[page]
-        self._mapped_starts.remove(addr)
+        start = self._range_of(addr)
+        assert start is not None, "pages are mapped in ranges only"
+        starts = self._mapped_starts[start]
+        del starts[bisect_left(starts, addr)]
         return page
+
+    def _range_of(self, addr: int) -> int | None:
+        """Start of the last range that begins at *addr* or below."""
+        i = bisect_right(self._reserved_starts, addr)
+        return self._reserved_starts[i - 1] if i else None
 
     # -- what is left ----------------------------------------------------------------------------------------------
 
@@ -189,8 +205,9 @@ class HbmDriver:
         assert all(a + n < b for (a, n), (b, _) in pairwise(gaps)), "neighbouring gaps are merged"
         assert self._used_bytes == sum(self._allocated.values()) + sum(self._pages.values()), "bytes in use"
         assert {page: at for at, page in self._mapped.items()} == self._mapped_at, "maps agree"
-        assert self._mapped_starts == sorted(self._mapped), "mapped addresses are in order"
-        assert self._reserved_starts == sorted(self._reserved), "reserved addresses are in order"
+        assert self._reserved_starts == sorted(self._reserved) == sorted(self._mapped_starts), "reserved addresses"
+        mapped = [addr for start in self._reserved_starts for addr in self._mapped_starts[start]]
+        assert mapped == sorted(self._mapped), "mapped addresses are in order"
 
     def _take_range(self, size: int) -> int:
         """First fit: the lowest gap that is large enough."""

@@ -113,6 +113,38 @@ def test_physical_memory_runs_out() -> None:
         driver.create(MIB)
 
 
+def test_pages_may_be_smaller_where_the_driver_allows_it() -> None:
+    driver = HbmDriver(MIB, page_bytes=65536)
+    span = driver.reserve(MIB)
+    for place in (3, 0, 2, 1):
+        driver.map(span + place * 65536, driver.create(65536))
+    assert driver.mem_info()[0] == MIB - 4 * 65536
+    driver.check()
+    with pytest.raises(ValueError, match="multiples of 65536 bytes, not 65535"):
+        driver.create(65535)
+    for size in (0, 1000, -512):
+        with pytest.raises(ValueError, match=f"page_bytes must be a multiple of 512, not {size}"):
+            HbmDriver(MIB, page_bytes=size)
+
+
+def test_pages_of_neighbouring_ranges_do_not_meet() -> None:
+    driver = HbmDriver(20 * MIB)
+    low, high = driver.reserve(4 * MIB), driver.reserve(4 * MIB)
+    assert high == low + 4 * MIB
+    driver.map(high, driver.create(2 * MIB))
+    with pytest.raises(ValueError, match="in no reserved range"):
+        driver.map(low + 2 * MIB, driver.create(4 * MIB))
+    driver.map(low + 2 * MIB, page := driver.create(2 * MIB))
+    driver.check()
+    with pytest.raises(ValueError, match="still has mapped pages"):
+        driver.release_range(low)
+    assert driver.unmap(low + 2 * MIB) == page
+    driver.release_range(low)
+    with pytest.raises(ValueError, match="still has mapped pages"):
+        driver.release_range(high)
+    driver.check()
+
+
 def test_wrong_calls_are_errors() -> None:
     driver = HbmDriver(MIB)
     address = driver.alloc(512)
@@ -177,8 +209,10 @@ TestRanges = Ranges.TestCase
         lambda d: d._gap_sizes.__setitem__(0, d._gap_sizes[0] - 512),
         lambda d: setattr(d, "_used_bytes", d._used_bytes + 512),
         lambda d: d._allocated.popitem(),
+        lambda d: d._mapped_starts.popitem()[1].clear(),
+        lambda d: d._mapped_starts[next(iter(d._reserved))].clear(),
     ],
-    ids=["lost addresses", "lost bytes", "lost range"],
+    ids=["lost addresses", "lost bytes", "lost range", "lost pages of a range", "lost pages"],
 )
 def test_check_finds_broken_books(break_it: object) -> None:
     driver = HbmDriver(100 * MIB)
@@ -186,6 +220,7 @@ def test_check_finds_broken_books(break_it: object) -> None:
     held = [driver.alloc(chance.randint(1, MIB)) for _ in range(20)]
     for address in held[::3]:
         driver.free(address)
+    driver.map(driver.reserve(4 * MIB), driver.create(2 * MIB))
     driver.check()
     break_it(driver)
     with pytest.raises(AssertionError):
