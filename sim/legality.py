@@ -11,22 +11,27 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Literal
 
-from hbmtwin.allocators.growth import growth_rule
+from hbmtwin.allocators.growth import GROWTH_RULES, growth_rule
 from hbmtwin.allocators.registry import Registry, UnknownPolicy, device_allocators, kv_policies
+from hbmtwin.allocators.retention import retention_rule
 from hbmtwin.sim.scenario import Scenario, ScenarioError, Section
 from hbmtwin.sim.scheduler import schedulers
 
-CONTIGUOUS_KEYS = ("growth", "tensors", "copy_scope", "initial_tokens", "growth_factor")
-PAGED_KEYS = ("block_size", "watermark")
+SHARED_KEYS = ("preset", "policy", "dtype", "v_dtype", "options")
+"""Of ``[kv_cache]``: they concern every policy. Each other key concerns those whose ``Config`` has it."""
+ALLOCATOR_KEYS = ("fit", "coalescing", "alignment_bytes", "alloc_conf")
+"""Of ``[memory]``: they concern the allocators whose ``Config`` has them."""
 GENERATOR_KEYS = ("users", "request_rate", "burstiness", "prompt_tokens", "output_tokens", "system_prompt_tokens")
 """Of ``[workload]``: a trace has its own."""
 
 
 def effective_oom(scenario: Scenario) -> Literal["stop", "reject", "preempt"]:
-    """``memory.oom`` with its default: a server preempts where its KV policy offers that, and dies elsewhere."""
+    """``memory.oom`` with its default: a server preempts where its KV policy offers that; naive ones, whose buffers are
+    contiguous, die unless told otherwise."""
     if scenario.memory.oom is not None:
         return scenario.memory.oom
-    return "preempt" if "preempt" in kv_policies.get(scenario.kv_cache.policy).offers else "stop"
+    policy = scenario.kv_cache.policy
+    return "preempt" if policy != "contiguous" and "preempt" in kv_policies.get(policy).offers else "stop"
 
 
 def check(scenario: Scenario) -> None:
@@ -46,34 +51,58 @@ def check(scenario: Scenario) -> None:
     policy = kv_policies.get(scenario.kv_cache.policy)
     missing = policy.requires - arena.features
     if missing:
+        able = [name for name, cls in device_allocators if policy.requires <= cls.features]
         raise ScenarioError(
             f"kv_cache.policy: {scenario.kv_cache.policy!r} needs {', '.join(sorted(missing))}, which "
-            f"memory.kv_arena = {scenario.memory.kv_arena!r} does not offer"
+            f"memory.kv_arena = {scenario.memory.kv_arena!r} does not offer; allocators that do: {', '.join(able)}"
         )
     _check_options(scenario)
     if scenario.kv_cache.policy == "contiguous":
         _check_contiguous(scenario)
+    else:
+        _check_not_contiguous(scenario)
     oom = effective_oom(scenario)
     if oom != "stop" and oom not in policy.offers:
         raise ScenarioError(
-            f"memory.oom: the policy {scenario.kv_cache.policy!r} does not offer {oom!r} in this release; use stop, or "
+            f"memory.oom: the policy {scenario.kv_cache.policy!r} does not offer {oom!r}; use stop, or "
             "kv_cache.policy = 'paged'"
         )
-    if scenario.kv_cache.policy == "paged" and scenario.memory.admission == "reserve":
+    _check_batching(scenario)
+    if scenario.engine.task_queue_enable == 2 and "workspace" not in general.features:
         raise ScenarioError(
-            "memory.admission: reserve concerns contiguous policies; paged admits what fits its pool: leave it none"
+            f"engine.task_queue_enable: 2 takes workspaces from torch_npu's workspace allocator, which "
+            f"memory.general = {scenario.memory.general!r} does not have; use 1, or memory.general = 'caching'"
         )
 
 
 def notes(scenario: Scenario) -> tuple[str, ...]:
-    """Remarks on settings that were given and have no effect, or gave way to a preset."""
-    kv, workload, session = scenario.kv_cache, scenario.workload, scenario.session
-    idle = CONTIGUOUS_KEYS if kv.policy == "paged" else PAGED_KEYS if kv.policy == "contiguous" else ()
-    found = [f"kv_cache.{key} does not concern the policy {kv.policy!r}" for key in _given(kv, idle)]
-    if "pooled" not in (scenario.memory.kv_arena, scenario.memory.general):
-        found += [f"memory.{key} concerns the allocator 'pooled' only" for key in _given(scenario.memory, ("fit",))]
-    if session.between_turns == "keep" and kv.policy == "paged":
-        found.append("session.between_turns = keep: paged has no parked buffers, and drops KV between turns")
+    """Remarks on settings that were given and have no effect, or gave way to a preset.
+
+    Raise ScenarioError as :func:`check` does.
+    """
+    check(scenario)
+    kv, memory, workload, session = scenario.kv_cache, scenario.memory, scenario.workload, scenario.session
+    found = [f"kv_cache.{key} does not concern the policy {kv.policy!r}" for key in _given(kv, _idle_keys(scenario))]
+    found += _growth_notes(scenario)
+    known = _config_fields(device_allocators.get(memory.general)) | _config_fields(
+        device_allocators.get(memory.kv_arena)
+    )
+    for key in _given(memory, ALLOCATOR_KEYS):
+        if key not in known:
+            users = [name for name, cls in device_allocators if key in _config_fields(cls)]
+            found.append(f"memory.{key} concerns the allocators {', '.join(users)} only")
+    if session.between_turns == "keep" and "park" not in kv_policies.get(kv.policy).offers:
+        found.append(f"session.between_turns = keep: {kv.policy} parks nothing, and drops KV between turns")
+    if scenario.scheduler.policy != "static_batch":
+        given = _given(scenario.scheduler, ("batching", "bucket_tokens"))
+        found += [f"scheduler.{key} concerns the scheduler 'static_batch' only" for key in given]
+    if memory.activations != "per_layer":
+        given = _given(scenario.engine, ("task_queue_enable",))
+        found += [f"engine.{key} has an effect with memory.activations = 'per_layer' only" for key in given]
+    elif memory.activation_bytes is not None:
+        found.append(
+            "memory.activation_bytes is left free, not held: with per_layer the forward pass takes what it needs"
+        )
     if workload.trace is not None:
         found += [f"workload.{key} does not concern a trace" for key in _given(workload, GENERATOR_KEYS)]
         found += [f"session.{key} does not concern a trace" for key in _given(session, ("turns", "think_time_s"))]
@@ -87,6 +116,29 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
 def _given(section: Section, keys: Iterable[str]) -> list[str]:
     """Those of *keys* whose value is not the default."""
     return [key for key in keys if getattr(section, key) != type(section).model_fields[key].default]
+
+
+def _config_fields(policy: Any) -> set[str]:
+    return {f.name for f in fields(policy.Config)}
+
+
+def _idle_keys(scenario: Scenario) -> list[str]:
+    """Keys of ``[kv_cache]`` that its policy has no setting for."""
+    settings = _config_fields(kv_policies.get(scenario.kv_cache.policy))
+    return [key for key in type(scenario.kv_cache).model_fields if key not in settings and key not in SHARED_KEYS]
+
+
+def _growth_notes(scenario: Scenario) -> list[str]:
+    """Settings of growth rules other than those in use."""
+    kv = scenario.kv_cache
+    if kv.policy != "contiguous":
+        return []
+    used = {kv.growth} | ({kv.decode_growth} if kv.growth == "hybrid" else set())
+    concerned = {f.name for name in used for f in fields(GROWTH_RULES[name])}
+    settings = {f.name for rule in GROWTH_RULES.values() for f in fields(rule)}
+    return [
+        f"kv_cache.{key} does not concern growth = {kv.growth!r}" for key in _given(kv, sorted(settings - concerned))
+    ]
 
 
 def _check_options(scenario: Scenario) -> None:
@@ -109,6 +161,10 @@ def _check_contiguous(scenario: Scenario) -> None:
         growth_rule(kv.growth, kv.model_dump())
     except ValueError as error:
         raise ScenarioError(f"kv_cache.growth: {error}") from None
+    try:
+        retention_rule(kv.retention)
+    except ValueError as error:
+        raise ScenarioError(f"kv_cache.retention: {error}") from None
     if scenario.session.between_turns == "prefix_cache":
         raise ScenarioError(
             "session.between_turns: contiguous buffers have no prefix cache; use keep (buffers wait for the next "
@@ -121,11 +177,42 @@ def _check_contiguous(scenario: Scenario) -> None:
         )
 
 
+def _check_not_contiguous(scenario: Scenario) -> None:
+    kv, policy = scenario.kv_cache, kv_policies.get(scenario.kv_cache.policy)
+    if scenario.memory.admission == "reserve":
+        raise ScenarioError(
+            f"memory.admission: reserve concerns contiguous policies; {kv.policy} admits what fits: leave it none"
+        )
+    if kv.retention != "full" and "retention" not in _config_fields(policy):
+        raise ScenarioError(
+            f"kv_cache.retention: {kv.policy} keeps every token; use full, or kv_cache.policy = 'contiguous'"
+        )
+    if scenario.engine.attention == "standard":
+        raise ScenarioError(
+            "engine.attention: standard reads K and V of a sequence as one tensor, which "
+            f"{kv.policy} does not keep; use flash, or kv_cache.policy = 'contiguous'"
+        )
+
+
+def _check_batching(scenario: Scenario) -> None:
+    scheduler, policy = scenario.scheduler, scenario.kv_cache.policy
+    if scheduler.policy != "static_batch":
+        return
+    if policy == "paged":
+        raise ScenarioError(
+            "scheduler.policy: static_batch is how servers of contiguous KV form batches; use continuous, or "
+            "kv_cache.policy = 'contiguous'"
+        )
+    if scheduler.batching != "variable" and scenario.session.between_turns == "keep":
+        raise ScenarioError(
+            f"session.between_turns: a batch that is {scheduler.batching} has padding among its tokens, which no next "
+            "turn can go on from; use drop, or scheduler.batching = 'variable'"
+        )
+
+
 def _later(scenario: Scenario) -> None:
     """Settings of the design that a later release brings are refused by name."""
     wanted = {
-        "memory.activations": (scenario.memory.activations, "none"),
-        "kv_cache.retention": (scenario.kv_cache.retention, "full"),
         "calibration.profile": (scenario.calibration.profile, None),
     }
     for key, (value, only) in wanted.items():
@@ -133,8 +220,10 @@ def _later(scenario: Scenario) -> None:
             raise ScenarioError(
                 f"{key}: {value!r} is not in this release; {'leave it out' if only is None else f'use {only!r}'}"
             )
-    if scenario.session.between_turns == "prefix_cache" and scenario.kv_cache.policy == "paged":
-        raise ScenarioError("session.between_turns: prefix_cache is not in this release of paged; use 'drop'")
+    if scenario.session.between_turns == "prefix_cache" and scenario.kv_cache.policy != "contiguous":
+        raise ScenarioError(
+            f"session.between_turns: prefix_cache is not in this release of {scenario.kv_cache.policy}; use 'drop'"
+        )
 
 
 def _known(key: str, name: str, registry: Registry[Any]) -> None:

@@ -6,14 +6,16 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 from hbmtwin.allocators.caching import ConfError
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
-from hbmtwin.allocators.records import Tag
+from hbmtwin.allocators.records import KVLayout, Tag
 from hbmtwin.allocators.registry import device_allocators, kv_policies
+from hbmtwin.allocators.retention import retention_rule
 from hbmtwin.kernels.activations import ActivationModel
 from hbmtwin.kernels.records import CostModel, DeviceSpec, ModelShape
 from hbmtwin.kernels.roofline import RooflineCost
@@ -22,7 +24,7 @@ from hbmtwin.sim import catalog, legality, summary
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.engine import Engine, EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
-from hbmtwin.sim.kv_layout import kv_layout
+from hbmtwin.sim.kv_layout import device_refusal, kv_layout, paged_refusal, scale_tensors
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
@@ -31,6 +33,9 @@ from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads.records import Source
+
+MAX_REQUEST_TOKENS = 2**40
+"""Longest request where only what is kept of it counts."""
 
 
 class DoesNotFit(RuntimeError):
@@ -57,20 +62,14 @@ class Twin:
         self.model = catalog.model(scenario.model.name)
         self.device = _device(scenario)
         self.max_model_len = _max_model_len(scenario, self.model)
-        tp = scenario.engine.tensor_parallel_size
-        try:
-            check_tensor_parallel(self.model, tp)
-        except ValueError as error:
-            raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
-        try:
-            self.layout = kv_layout(
-                self.model, dtype=scenario.kv_cache.dtype, v_dtype=scenario.kv_cache.v_dtype, tensor_parallel_size=tp
-            )
-        except ValueError as error:
-            raise ScenarioError(f"kv_cache.dtype: {error}") from None
+        self.layout = _layout(scenario, self.model, self.device)
         try:
             self.cost: CostModel = cost or RooflineCost(
-                self.model, self.device, tensor_parallel_size=tp, kv_token_bytes=self.layout.token_bytes
+                self.model,
+                self.device,
+                tensor_parallel_size=scenario.engine.tensor_parallel_size,
+                kv_token_bytes=self.layout.token_bytes,
+                attention=scenario.engine.attention,
             )
         except ValueError as error:
             raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
@@ -81,13 +80,28 @@ class Twin:
         self.source = source or source_of(scenario)
         self._build_memory()
         config = SchedulerConfig(
-            max_model_len=self.max_model_len,
+            max_model_len=self._longest_request(),
             max_num_seqs=scenario.scheduler.max_num_seqs,
             max_num_batched_tokens=scenario.scheduler.max_num_batched_tokens,
             oom=legality.effective_oom(scenario),
+            batching=scenario.scheduler.batching,
+            bucket_tokens=scenario.scheduler.bucket_tokens,
         )
         make_scheduler: Any = schedulers.get(scenario.scheduler.policy)
         self.scheduler: Scheduler = make_scheduler(config)
+
+    def _longest_request(self) -> int:
+        """``max_model_len``, unless retention bounds what is kept: positions then count within the cache, as in
+        StreamingLLM, and a request may be of any length."""
+        bound = retention_rule(self.scenario.kv_cache.retention).bound
+        if bound is None:
+            return self.max_model_len
+        if bound > self.max_model_len:
+            raise ScenarioError(
+                f"kv_cache.retention: {self.scenario.kv_cache.retention} keeps {bound} tokens, more than max_model_len "
+                f"{self.max_model_len}: keep fewer, or raise engine.max_model_len"
+            )
+        return MAX_REQUEST_TOKENS
 
     def _budget(self) -> MemoryBudget:
         s = self.scenario
@@ -146,7 +160,7 @@ class Twin:
         )
         tensors = weight_tensors(self.model, s.engine.tensor_parallel_size)
         try:
-            self.forward.load(tensors, budget.activation_bytes)
+            self.forward.load(chain(tensors, scale_tensors(self.layout)), budget.activation_bytes)
         except OutOfMemory as error:  # the budget does not round, the allocator does
             reason = f"weights and activations do not fit once they are rounded ({error}): raise gpu_memory_utilization"
             raise DoesNotFit(replace(budget, fits=False, reason=reason)) from None
@@ -224,6 +238,7 @@ class Twin:
             EngineConfig(
                 oom=legality.effective_oom(s),
                 between_turns=s.session.between_turns,
+                drops_tokens=s.kv_cache.retention != "full",
                 keeps_parked="park" in self.kv.offers,
                 step_mode=step_mode or not self._may_leap(),
             ),
@@ -302,6 +317,24 @@ def _device(scenario: Scenario) -> DeviceSpec:
     if scenario.device.memory_bytes is None:
         return device
     return replace(device, memory_bytes=scenario.device.memory_bytes)
+
+
+def _layout(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLayout:
+    kv, tp = scenario.kv_cache, scenario.engine.tensor_parallel_size
+    try:
+        check_tensor_parallel(model, tp)
+    except ValueError as error:
+        raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
+    try:
+        layout = kv_layout(model, dtype=kv.dtype, v_dtype=kv.v_dtype, tensor_parallel_size=tp)
+    except ValueError as error:
+        raise ScenarioError(f"kv_cache.dtype: {error}") from None
+    refused = device_refusal(device.vendor, model, dtype=kv.dtype, v_dtype=kv.v_dtype)
+    if refused is None and kv.policy == "paged":
+        refused = paged_refusal(device.vendor, kv.dtype, kv.v_dtype)
+    if refused is not None:
+        raise ScenarioError(f"kv_cache.dtype: {refused}")
+    return layout
 
 
 def _max_model_len(scenario: Scenario, model: ModelShape) -> int:

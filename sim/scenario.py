@@ -137,7 +137,7 @@ class KVCacheSection(Section):
     watermark: float = Field(0.0, ge=0, lt=1, description="paged only: share of blocks kept free at admission")
     retention: str = Field(
         "full",
-        description="contiguous only: full, truncate(4096), forget(4096, 1024), sliding_window(2048), sink_recent(4, 9)",
+        description="contiguous only: full, truncate(n), forget(over, drop), sliding_window(w), sink_recent(sinks, n)",
     )
     dtype: str = Field(
         "auto", description="vLLM's kv_cache_dtype: auto, float16, bfloat16, fp8, int8_per_token_head ..."

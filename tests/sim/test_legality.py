@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.sim import legality
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
+from hbmtwin.sim.scheduler import schedulers
 
 CONTIGUOUS = "kv_cache.policy=contiguous"
+ALLOCATORS, POLICIES, SCHEDULERS = map(", ".join, (device_allocators.names(), kv_policies.names(), schedulers.names()))
 
 
 @pytest.mark.parametrize(
@@ -15,25 +18,54 @@ CONTIGUOUS = "kv_cache.policy=contiguous"
     [
         (
             ["memory.general=cachng"],
-            "memory.general: no device allocator is called 'cachng' (there are caching, pooled); "
+            "memory.general: no device allocator is called 'cachng' (there are " + ALLOCATORS + "); "
             "did you mean 'caching'?",
         ),
         (
             ["memory.kv_arena=pool"],
-            "memory.kv_arena: no device allocator is called 'pool' (there are caching, pooled); did you mean 'pooled'?",
+            "memory.kv_arena: no device allocator is called 'pool' (there are "
+            + ALLOCATORS
+            + "); did you mean 'pooled'?",
         ),
         (
             ["kv_cache.policy=pagd"],
-            "kv_cache.policy: no KV policy is called 'pagd' (there are contiguous, paged); did you mean 'paged'?",
+            "kv_cache.policy: no KV policy is called 'pagd' (there are " + POLICIES + "); did you mean 'paged'?",
         ),
-        (["scheduler.policy=sjf"], "scheduler.policy: no scheduler is called 'sjf' (there are continuous)"),
+        (["scheduler.policy=sjf"], "scheduler.policy: no scheduler is called 'sjf' (there are " + SCHEDULERS + ")"),
         (
             ["memory.general=pooled"],
             "memory.general: 'pooled' takes one region at start and cannot hold the weights beside another arena; "
             "use it as memory.kv_arena",
         ),
-        (["memory.activations=peak"], "memory.activations: 'peak' is not in this release; use 'none'"),
-        (["kv_cache.retention=ring"], "kv_cache.retention: 'ring' is not in this release; use 'full'"),
+        (
+            ["kv_cache.retention=truncate(9)"],
+            "kv_cache.retention: paged keeps every token; use full, or kv_cache.policy = 'contiguous'",
+        ),
+        (
+            [CONTIGUOUS, "kv_cache.retention=truncte(9)"],
+            "kv_cache.retention: 'truncte(9)' is no retention; write one of full, truncate(n), forget(over, drop), "
+            "sliding_window(window), sink_recent(sinks, recent); did you mean truncate(n)?",
+        ),
+        (
+            ["engine.attention=standard"],
+            "engine.attention: standard reads K and V of a sequence as one tensor, which paged does not keep; use flash, "
+            "or kv_cache.policy = 'contiguous'",
+        ),
+        (
+            ["scheduler.policy=static_batch"],
+            "scheduler.policy: static_batch is how servers of contiguous KV form batches; use continuous, or "
+            "kv_cache.policy = 'contiguous'",
+        ),
+        (
+            [CONTIGUOUS, "scheduler.policy=static_batch", "session.between_turns=keep"],
+            "session.between_turns: a batch that is padded has padding among its tokens, which no next turn can go on "
+            "from; use drop, or scheduler.batching = 'variable'",
+        ),
+        (
+            [CONTIGUOUS, "memory.general=direct", "engine.task_queue_enable=2"],
+            "engine.task_queue_enable: 2 takes workspaces from torch_npu's workspace allocator, which memory.general = "
+            "'direct' does not have; use 1, or memory.general = 'caching'",
+        ),
         (["calibration.profile=a.json"], "calibration.profile: 'a.json' is not in this release; leave it out"),
         (
             ["session.between_turns=prefix_cache"],
@@ -46,7 +78,7 @@ CONTIGUOUS = "kv_cache.policy=contiguous"
         ),
         (
             ["memory.admission=reserve"],
-            "memory.admission: reserve concerns contiguous policies; paged admits what fits its pool: leave it none",
+            "memory.admission: reserve concerns contiguous policies; paged admits what fits: leave it none",
         ),
         (
             [CONTIGUOUS, "memory.oom=reject"],
@@ -54,18 +86,8 @@ CONTIGUOUS = "kv_cache.policy=contiguous"
             "some tensors have been replaced cannot be undone; use stop",
         ),
         (
-            [CONTIGUOUS, "memory.oom=preempt", "kv_cache.copy_scope=step"],
-            "memory.oom: the policy 'contiguous' does not offer 'preempt' in this release; use stop, or "
-            "kv_cache.policy = 'paged'",
-        ),
-        (
-            [CONTIGUOUS, "memory.oom=preempt", "kv_cache.growth=static"],
-            "memory.oom: the policy 'contiguous' does not offer 'preempt' in this release; use stop, or "
-            "kv_cache.policy = 'paged'",
-        ),
-        (
             [CONTIGUOUS, "kv_cache.growth=doublng"],
-            "kv_cache.growth: no growth rule is called 'doublng' (there are static, exact, doubling); "
+            "kv_cache.growth: no growth rule is called 'doublng' (there are static, exact, doubling, step, hybrid); "
             "did you mean 'doubling'?",
         ),
         (
@@ -101,6 +123,12 @@ def test_the_presets_are_legal_and_without_remark(preset: str) -> None:
         ["memory.kv_arena=pooled"],
         ["kv_cache.options={num_blocks=9, reserve_full_sequence=false}"],
         [CONTIGUOUS, "memory.admission=reserve"],
+        [CONTIGUOUS, "memory.oom=preempt", "kv_cache.copy_scope=step"],
+        [CONTIGUOUS, "memory.oom=preempt", "kv_cache.growth=static"],
+        [CONTIGUOUS, "kv_cache.retention=forget(4096, 1024)", "session.between_turns=keep"],
+        [CONTIGUOUS, "engine.attention=standard", "memory.activations=per_layer"],
+        [CONTIGUOUS, "scheduler.policy=static_batch", "scheduler.batching=variable", "session.between_turns=keep"],
+        ["memory.activations=peak", "memory.general=direct"],
         [CONTIGUOUS, "kv_cache.growth=static", "session.between_turns=keep"],
     ],
 )
@@ -132,11 +160,18 @@ def test_what_happens_out_of_memory_depends_on_the_policy() -> None:
                 "kv_cache.watermark does not concern the policy 'contiguous'",
             ],
         ),
-        (["memory.fit=first"], ["memory.fit concerns the allocator 'pooled' only"]),
+        (["memory.fit=first"], ["memory.fit concerns the allocators pooled only"]),
         ([CONTIGUOUS, "memory.kv_arena=pooled", "memory.fit=first"], []),
+        (["scheduler.batching=sorted"], ["scheduler.batching concerns the scheduler 'static_batch' only"]),
+        (
+            ["engine.task_queue_enable=2"],
+            ["engine.task_queue_enable has an effect with memory.activations = 'per_layer' only"],
+        ),
+        ([CONTIGUOUS, "kv_cache.step_tokens=9"], ["kv_cache.step_tokens does not concern growth = 'exact'"]),
+        ([CONTIGUOUS, "kv_cache.growth=hybrid", "kv_cache.decode_growth=step", "kv_cache.step_tokens=9"], []),
         (
             ["session.between_turns=keep"],
-            ["session.between_turns = keep: paged has no parked buffers, and drops KV between turns"],
+            ["session.between_turns = keep: paged parks nothing, and drops KV between turns"],
         ),
         ([CONTIGUOUS, "session.between_turns=keep"], []),
         (

@@ -104,7 +104,7 @@ def test_more_ranks_hold_less_each() -> None:
 
 def test_notes_are_kept_with_the_result() -> None:
     assert run(scenario("kv_cache.watermark=0.1", "memory.fit=first")).summary["notes"] == [
-        "memory.fit concerns the allocator 'pooled' only"
+        "memory.fit concerns the allocators pooled only"
     ]
 
 
