@@ -74,7 +74,7 @@ class Plan:
     preempted: list[KVSequence] = field(default_factory=list)
     rejected: list[tuple[Request, str]] = field(default_factory=list)
     exhausted: tuple[KVSequence, Refused] | None = None
-    """A running sequence that cannot go on, where the server does not preempt; nothing else is to be computed."""
+    """A running sequence that cannot go on, and for which nobody was preempted; nothing else is to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
