@@ -6,10 +6,15 @@ A kind of attention is one class with four numbers, chosen by name (:data:`ATTEN
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hbmtwin.kernels.fixed_point import ticks
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
+
+SCORE_BYTES = 16
+"""Traffic of one score that is materialised: written and read by the products at 2 bytes (scores, then probabilities),
+and by the softmax between them at 2, 4, 4 and 2, as the usual code casts to fp32 and back. Default, no measured source,
+confidence L."""
 
 
 class AttentionCost(Protocol):
@@ -28,25 +33,95 @@ class AttentionCost(Protocol):
 class FlashAttention:
     """Scores stay on the chip: decode reads each K and V once; prefill is bound by its FLOPs, or by that reading.
 
-    A query sees 4 * heads * head_dim FLOPs per key (two products, multiply and add), and causally half of its own
-    block. Prefill's FLOPs run at the efficiency of its matrix products.
+    A query sees 2 * heads * (width of K + width of V) FLOPs per key (two products, multiply and add), and causally half
+    of its own block. Prefill's FLOPs run at the efficiency of its matrix products.
+
+    Where the cache is a latent (MLA), decode multiplies by the latent itself, of which all heads of a rank share one:
+    its FLOPs may outlast its reading. Prefill writes K and V out, for its context too, as vLLM does.
     """
 
     def __init__(self, model: ModelShape, device: DeviceSpec, tensor_parallel_size: int, kv_token_bytes: int) -> None:
-        bandwidth = device.memory_bandwidth_bytes_per_s * device.kv_bandwidth_efficiency
-        flops_per_s = device.peak_flops_per_s * device.prefill_flops_efficiency
-        heads = model.num_attention_heads // tensor_parallel_size
-        pair_flops = 4 * heads * model.head_dim * model.num_layers
-        self.decode_token_ticks = ticks(kv_token_bytes / bandwidth * 1e9)
+        work = _work(model, tensor_parallel_size)
+        decode_flops = work.pair_flops
+        if model.latent_dim:
+            decode_flops = 2 * work.heads * (model.latent_dim + model.kv_lora_rank) * model.num_layers
         self.launch_ticks = ticks(device.attention_launch_ns * model.num_layers)
-        self._pair_ticks = ticks(pair_flops / flops_per_s * 1e9)
+        self.decode_token_ticks = max(_read_ticks(kv_token_bytes, device), _flops_ticks(decode_flops, device))
+        self._read_ticks = _read_ticks(kv_token_bytes, device)
+        self._pair_ticks = _flops_ticks(work.pair_flops, device)
+        self._expand_ticks = _flops_ticks(work.expand_flops, device)
 
     def prefill_ticks(self, new_tokens: int, context_tokens: int) -> int:
-        """The longer of computing the pairs of query and key and of reading K and V once."""
+        """The longer of computing the pairs of query and key and of reading K and V once, and writing out a latent."""
         pairs = new_tokens * context_tokens + new_tokens * (new_tokens + 1) // 2
         read = new_tokens + context_tokens
-        return max(pairs * self._pair_ticks, read * self.decode_token_ticks)
+        return max(pairs * self._pair_ticks, read * self._read_ticks) + context_tokens * self._expand_ticks
 
 
-ATTENTION: dict[str, type[FlashAttention]] = {"flash": FlashAttention}
+class StandardAttention:
+    """Scores are a matrix in memory, as in code without a fused kernel; nothing overlaps, so all times are summed.
+
+    Each step reads K and V as :class:`FlashAttention` does. Where query heads share them (GQA, MQA), or where the cache
+    is a latent (MLA), it writes out 16-bit K and V for each query head and reads those. All scores of a query are made,
+    the causally masked ones too. Copies and scores move at the speed of weights. The softmax between the two products
+    adds no launch. All of this is the default, with no measured source, confidence L; it errs to the fast side, as real
+    code adds passes for scale and mask.
+    """
+
+    def __init__(self, model: ModelShape, device: DeviceSpec, tensor_parallel_size: int, kv_token_bytes: int) -> None:
+        work = _work(model, tensor_parallel_size)
+        bandwidth = device.memory_bandwidth_bytes_per_s * device.weight_bandwidth_efficiency
+        copied_bytes = 0
+        if model.latent_dim or model.num_attention_heads > model.num_kv_heads:
+            copied_bytes = 2 * work.heads * work.kv_width * model.dtype_bytes * model.num_layers
+        score_bytes = SCORE_BYTES * work.heads * model.num_layers
+        self.launch_ticks = ticks(device.attention_launch_ns * model.num_layers)
+        self._read_ticks = (
+            _read_ticks(kv_token_bytes, device)
+            + ticks(copied_bytes / bandwidth * 1e9)
+            + _flops_ticks(work.expand_flops, device)
+        )
+        self._pair_ticks = ticks(score_bytes / bandwidth * 1e9) + _flops_ticks(work.pair_flops, device)
+        self.decode_token_ticks = self._read_ticks + self._pair_ticks
+
+    def prefill_ticks(self, new_tokens: int, context_tokens: int) -> int:
+        """All keys once, and all pairs of a query and a key."""
+        read = new_tokens + context_tokens
+        return read * self._read_ticks + new_tokens * read * self._pair_ticks
+
+
+class _Kind(Protocol):
+    def __call__(
+        self, model: ModelShape, device: DeviceSpec, tensor_parallel_size: int, kv_token_bytes: int
+    ) -> AttentionCost: ...
+
+
+ATTENTION: dict[str, _Kind] = {"flash": FlashAttention, "standard": StandardAttention}
 """Kinds of attention by name."""
+
+
+class _Work(NamedTuple):
+    heads: int
+    """Query heads of one rank."""
+    kv_width: int
+    """Elements of K and V of one head."""
+    pair_flops: int
+    """A query and a key, all heads and layers."""
+    expand_flops: int
+    """Writing out K and V of one token from its latent; 0 without one."""
+
+
+def _work(model: ModelShape, tensor_parallel_size: int) -> _Work:
+    heads = model.num_attention_heads // tensor_parallel_size
+    padded = not model.latent_dim  # a cache without a latent holds V as wide as K
+    kv_width = model.head_dim + (model.head_dim if padded else model.v_head_dim)
+    expand = heads * (model.qk_nope_head_dim + model.v_head_dim) * model.kv_lora_rank if model.latent_dim else 0
+    return _Work(heads, kv_width, 2 * heads * kv_width * model.num_layers, 2 * expand * model.num_layers)
+
+
+def _read_ticks(size: int, device: DeviceSpec) -> int:
+    return ticks(size / (device.memory_bandwidth_bytes_per_s * device.kv_bandwidth_efficiency) * 1e9)
+
+
+def _flops_ticks(flops: int, device: DeviceSpec) -> int:
+    return ticks(flops / (device.peak_flops_per_s * device.prefill_flops_efficiency) * 1e9)

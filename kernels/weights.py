@@ -1,8 +1,8 @@
 """How many bytes the weights of a dense decoder take on one tensor-parallel rank.
 
-Split as vLLM splits: attention heads, the MLP and the vocabulary over ranks; norms on every rank; KV heads replicated
-where there are fewer than ranks; the vocabulary padded to 64. Bias vectors and per-head norms, below 0.1 % of any
-model here, are left out.
+Split as vLLM splits: attention heads, the MLP and the vocabulary over ranks; norms, and the down projections of
+latent attention (MLA), on every rank; KV heads replicated where there are fewer than ranks; the vocabulary padded to
+64. Bias vectors and per-head norms, below 0.1 % of any model here, are left out.
 """
 
 from __future__ import annotations
@@ -40,12 +40,33 @@ def embedding_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
 
 
 def layer_weight_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
-    """One layer of one rank: the attention's four projections, the MLP, two norms."""
+    """One layer of one rank: the attention's projections, the MLP, two norms."""
     tp = tensor_parallel_size
+    attention = (_latent_attention if model.kv_lora_rank else _attention)(model, tp)
+    mlp = model.hidden_size * (3 if model.gated_mlp else 2) * (model.intermediate_size // tp)
+    return (attention + mlp + 2 * model.hidden_size) * model.dtype_bytes
+
+
+def _attention(model: ModelShape, tp: int) -> int:
+    """Weights of query, key, value and output projections."""
     query = model.num_attention_heads // tp * model.head_dim
     kv = max(1, model.num_kv_heads // tp) * model.head_dim
-    mlp = (3 if model.gated_mlp else 2) * (model.intermediate_size // tp)
-    return model.hidden_size * (2 * query + 2 * kv + mlp + 2) * model.dtype_bytes
+    return model.hidden_size * (2 * query + 2 * kv)
+
+
+def _latent_attention(model: ModelShape, tp: int) -> int:
+    """Weights of MLA: down projections with a norm each (q_a, kv_a), up projections of a rank's heads (q_b, kv_b), o.
+
+    Decoding over the latent multiplies by the two halves of kv_b instead of by kv_b: the same weights, other views.
+    """
+    heads = model.num_attention_heads // tp
+    query_in, norms = model.hidden_size, model.kv_lora_rank
+    down = model.hidden_size * (model.kv_lora_rank + model.qk_rope_head_dim)
+    if model.q_lora_rank:
+        query_in, norms = model.q_lora_rank, norms + model.q_lora_rank
+        down += model.hidden_size * model.q_lora_rank
+    up = query_in * model.head_dim + model.kv_lora_rank * (model.qk_nope_head_dim + model.v_head_dim)
+    return norms + down + heads * (up + model.v_head_dim * model.hidden_size)
 
 
 def weight_tensors(model: ModelShape, tensor_parallel_size: int = 1) -> Iterator[tuple[str, int]]:
@@ -89,4 +110,5 @@ def rotary_table_bytes(model: ModelShape) -> int:
 
     It is the whole difference between the 14.96 GiB of Llama-3.1-8B's weights and the 14.99 GiB in the logs.
     """
-    return model.max_position_embeddings * model.head_dim * model.dtype_bytes
+    rotated = model.qk_rope_head_dim or model.head_dim
+    return model.max_position_embeddings * rotated * model.dtype_bytes

@@ -1,8 +1,8 @@
 """Read a model's sizes from a Hugging Face ``config.json``.
 
 The file is not trusted: its size is bounded and every number checked. A model whose memory follows other rules
-(mixture of experts, latent attention, state spaces, windows, quantised weights), that reads more than text, or that
-writes none, is refused by name: a wrong size is worse than none.
+(mixture of experts, state spaces, windows, quantised weights), that reads more than text, or that writes none, is
+refused by name: a wrong size is worse than none.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 2}
 PLAIN_MLP = frozenset({"gpt_neox", "nemotron", "opt", "phi", "starcoder2"})
 """Model types whose MLP has two matrices; all others with these field names have gate, up and down."""
 
+LATENT_NOT_CACHED = frozenset({"minicpm3"})
+"""Model types with latent attention (MLA) whose K and V vLLM caches head by head, V padded to K's width."""
+
 ENCODERS = frozenset(
     {
         *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert"),
@@ -45,7 +48,7 @@ NOT_COMPUTED = {
     "num_local_experts": "mixture of experts",
     "n_routed_experts": "mixture of experts",
     "moe_intermediate_size": "mixture of experts",
-    "kv_lora_rank": "multi-head latent attention",
+    "index_topk": "sparse attention with an index of its own",
     "quantization_config": "quantised weights",
     "compression_config": "quantised weights",
     "ssm_cfg": "state-space layers",
@@ -92,14 +95,22 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
             "serves the same number of heads"
         )
     hidden = _size(config, "hidden_size", where)
-    if config.get("head_dim") is None and hidden % heads:
-        raise CatalogError(f"{where}: head_dim is missing, and hidden_size {hidden} is no multiple of {heads} heads")
+    latent = _latent_attention(config, where, default_v=hidden // heads)
+    if latent:
+        kv_heads, head_dim = heads, latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"]
+    else:
+        if config.get("head_dim") is None and hidden % heads:
+            raise CatalogError(
+                f"{where}: head_dim is missing, and hidden_size {hidden} is no multiple of {heads} heads"
+            )
+        head_dim = _size(config, "head_dim", where, default=hidden // heads)
     tied_flag = config.get("tie_word_embeddings")
     if tied_flag is None:
         tied_flag = config.get("model_type") in ("gemma", "gemma2")
     if not isinstance(tied_flag, bool):
         raise CatalogError(f"{where}: tie_word_embeddings must be true or false, not {tied_flag!r}")
     dtype_bytes, dtype_source = _dtype_bytes(config, where)
+    written_out = bool(latent) and config.get("model_type") in LATENT_NOT_CACHED
     return ModelShape(
         name=name,
         num_layers=_size(config, "num_hidden_layers", where, limit=MAX_LAYERS),
@@ -107,14 +118,29 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
         intermediate_size=_size(config, "intermediate_size", where),
         num_attention_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=_size(config, "head_dim", where, default=hidden // heads),
+        head_dim=head_dim,
         vocab_size=_size(config, "vocab_size", where),
         max_position_embeddings=_size(config, "max_position_embeddings", where),
         dtype_bytes=dtype_bytes,
         tie_word_embeddings=tied_flag,
         gated_mlp=config.get("model_type") not in PLAIN_MLP,
-        source=source + dtype_source,
+        **latent,
+        latent_cache=not written_out,
+        source=source + dtype_source + ("; vLLM caches its K and V, not the latent" if written_out else ""),
     )
+
+
+def _latent_attention(config: Mapping[str, Any], where: str, *, default_v: int) -> dict[str, int]:
+    """The sizes of MLA; none where there is no kv_lora_rank. A query without down projection has no q_lora_rank."""
+    if config.get("kv_lora_rank") is None:
+        return {}
+    return {
+        "kv_lora_rank": _size(config, "kv_lora_rank", where),
+        "q_lora_rank": _size(config, "q_lora_rank", where) if config.get("q_lora_rank") is not None else 0,
+        "qk_nope_head_dim": _size(config, "qk_nope_head_dim", where),
+        "qk_rope_head_dim": _size(config, "qk_rope_head_dim", where),
+        "v_head_dim": _size(config, "v_head_dim", where, default=default_v),
+    }
 
 
 def _refuse_what_writes_no_text(config: Mapping[str, Any], where: str) -> None:

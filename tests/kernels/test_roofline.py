@@ -10,20 +10,23 @@ from hypothesis import strategies as st
 
 from hbmtwin.kernels.records import BatchShape, CostModel, DeviceSpec, ModelShape
 from hbmtwin.kernels.roofline import RooflineCost
-from hbmtwin.sim.catalog import device
+from hbmtwin.sim.catalog import device, model
 
 LLAMA_8B = ModelShape("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072)
 QWEN3_8B = ModelShape("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936, 40960)
 QWEN3_32B = ModelShape("qwen3-32b", 64, 5120, 25600, 64, 8, 128, 151936, 40960)
+LLAMA_7B = ModelShape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096)
+LLAMA_70B = ModelShape("llama-2-70b", 80, 8192, 28672, 64, 8, 128, 32000, 4096)
+YOUTU_2B = model("youtu-llm-2b")
 
 B2 = device("ascend-910b2")
 A100 = device("a100-80gb")
 
 
-def cost(model: ModelShape = LLAMA_8B, on: DeviceSpec = B2, tp: int = 1) -> RooflineCost:
-    heads = max(1, model.num_kv_heads // tp)
+def cost(model: ModelShape = LLAMA_8B, on: DeviceSpec = B2, tp: int = 1, attention: str = "flash") -> RooflineCost:
+    elements = model.latent_dim or 2 * max(1, model.num_kv_heads // tp) * model.head_dim
     return RooflineCost(
-        model, on, tensor_parallel_size=tp, kv_token_bytes=model.num_layers * 2 * heads * model.head_dim * 2
+        model, on, tensor_parallel_size=tp, kv_token_bytes=model.num_layers * elements * 2, attention=attention
     )
 
 
@@ -45,6 +48,9 @@ models_of_cost = st.sampled_from(
         cost(QWEN3_8B, A100),
         cost(QWEN3_32B, B2, 4),
         cost(LLAMA_8B, replace(B2, host_step_ns=17_000_000)),
+        cost(YOUTU_2B),
+        cost(LLAMA_7B, A100, attention="standard"),
+        cost(YOUTU_2B, A100, attention="standard"),
     ]
 )
 
@@ -159,8 +165,8 @@ def test_ranks_without_a_figure_are_refused() -> None:
 
 
 def test_unknown_attention_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"no cost model of attention 'standard'; there are: flash"):
-        RooflineCost(LLAMA_8B, B2, kv_token_bytes=131_072, attention="standard")
+    with pytest.raises(ValueError, match=r"no cost model of attention 'paged'; there are: flash, standard"):
+        RooflineCost(LLAMA_8B, B2, kv_token_bytes=131_072, attention="paged")
     with pytest.raises(ValueError, match="kv_token_bytes must be at least 1, not 0"):
         RooflineCost(LLAMA_8B, B2, kv_token_bytes=0)
 
@@ -192,3 +198,55 @@ def test_swapping_over_an_unknown_link_is_refused() -> None:
     model = cost(on=replace(B2, host_bandwidth_bytes_per_s=0.0))
     with pytest.raises(ValueError, match="host_bandwidth_bytes_per_s"):
         model.work_ns(driver_calls=0, syncs=0, copied_bytes=0, swapped_bytes=1)
+
+
+def token_ns(c: RooflineCost) -> float:
+    """What one more KV token adds to a decode step."""
+    return c.attention.decode_token_ticks / 2**20
+
+
+def test_standard_attention_moves_16_bytes_a_score_and_reads_k_and_v_once_where_heads_are_not_shared() -> None:
+    flash, standard = cost(LLAMA_7B), cost(LLAMA_7B, attention="standard")
+    scores = 32 * 32 * 16 / 1.248e12 * 1e9
+    flops = 32 * 4 * 32 * 128 / (353.9e12 * B2.prefill_flops_efficiency) * 1e9
+    assert token_ns(standard) - token_ns(flash) == pytest.approx(scores + flops, rel=0.01)
+
+
+def test_standard_attention_writes_out_and_reads_k_and_v_of_every_query_head_where_they_are_shared() -> None:
+    tp4 = {"tp": 4}
+    flash, standard = cost(LLAMA_70B, **tp4), cost(LLAMA_70B, **tp4, attention="standard")
+    copies = 80 * 2 * 16 * 256 * 2 / 1.248e12 * 1e9
+    scores = 80 * 16 * 16 / 1.248e12 * 1e9
+    flops = 80 * 4 * 16 * 128 / (353.9e12 * B2.prefill_flops_efficiency) * 1e9
+    assert token_ns(standard) - token_ns(flash) == pytest.approx(copies + scores + flops, rel=0.01)
+    assert token_ns(standard) > 11 * token_ns(flash)
+
+
+def test_standard_prefill_makes_the_scores_that_causality_masks_too() -> None:
+    model = cost(LLAMA_7B, replace(B2, host_layer_ns=0), attention="standard").attention
+    square, rectangle = model.prefill_ticks(2048, 0), model.prefill_ticks(1, 2047)
+    assert square - rectangle == 2047 * 2048 * (model.prefill_ticks(2, 0) - model.prefill_ticks(1, 1)) // 2
+    assert square > 4 * cost(LLAMA_7B).attention.prefill_ticks(2048, 0)
+
+
+def test_a_latent_is_read_once_whatever_the_heads() -> None:
+    assert token_ns(cost(YOUTU_2B)) == pytest.approx(32 * 1152 / 0.8e12 * 1e9, rel=1e-3)
+    written_out = replace(YOUTU_2B, latent_cache=False)
+    assert token_ns(cost(written_out)) == pytest.approx(16 * 2 * 192 / 576 * token_ns(cost(YOUTU_2B)), rel=1e-3)
+
+
+def test_many_heads_over_one_latent_are_bound_by_their_flops() -> None:
+    many = replace(YOUTU_2B, num_attention_heads=256, num_kv_heads=256)
+    flops = 32 * 2 * 256 * (576 + 512) / (353.9e12 * B2.prefill_flops_efficiency) * 1e9
+    assert token_ns(cost(many)) == pytest.approx(flops, rel=0.01)
+    assert token_ns(cost(many)) > 1.7 * token_ns(cost(YOUTU_2B))
+
+
+def test_a_chunk_over_a_latent_context_writes_that_context_out_first() -> None:
+    latent = cost(YOUTU_2B).attention.prefill_ticks
+    kept = cost(replace(YOUTU_2B, latent_cache=False)).attention.prefill_ticks
+    expand_ns = 4096 * 32 * 2 * 16 * 256 * 512 / (353.9e12 * B2.prefill_flops_efficiency) * 1e9
+    pairs = 512 * 4096 + 512 * 513 // 2
+    narrower_v = pairs * 32 * 2 * 16 * 64 / (353.9e12 * B2.prefill_flops_efficiency) * 1e9
+    assert (latent(512, 4096) - kept(512, 4096)) / 2**20 == pytest.approx(expand_ns - narrower_v, rel=0.01)
+    assert latent(512, 0) < kept(512, 0)

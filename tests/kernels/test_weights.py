@@ -21,11 +21,34 @@ GIB = 1 << 30
 LLAMA_8B = ModelShape("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072)
 LLAMA_7B = ModelShape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096)
 LLAMA_70B = ModelShape("llama-2-70b", 80, 8192, 28672, 64, 8, 128, 32000, 4096)
+YOUTU_2B = ModelShape(
+    *("youtu-llm-2b", 32, 2048, 6144, 16, 16, 192, 128256, 131072),
+    tie_word_embeddings=True,
+    kv_lora_rank=512,
+    q_lora_rank=1536,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+)
+MINICPM3_4B = ModelShape(
+    *("minicpm3-4b", 62, 2560, 6400, 40, 40, 96, 73448, 32768),
+    tie_word_embeddings=True,
+    kv_lora_rank=256,
+    q_lora_rank=768,
+    qk_nope_head_dim=64,
+    qk_rope_head_dim=32,
+    v_head_dim=64,
+)
 
 
 @pytest.mark.parametrize(
     ("model", "parameters"),
-    [(LLAMA_8B, 8_030_261_248), (LLAMA_7B, 6_738_415_616), (LLAMA_70B, 68_976_648_192)],
+    [
+        (LLAMA_8B, 8_030_261_248),
+        (LLAMA_7B, 6_738_415_616),
+        (LLAMA_70B, 68_976_648_192),
+        (YOUTU_2B, 1_961_560_064),
+    ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_parameters_are_those_of_the_checkpoint(model: ModelShape, parameters: int) -> None:
@@ -81,3 +104,35 @@ def test_tensors_in_loading_order_sum_to_the_rank() -> None:
 def test_a_split_that_does_not_divide_names_those_that_do() -> None:
     with pytest.raises(ValueError, match=r"cannot be split over tensor_parallel_size 3.*possible sizes are 1, 2, 4, 8"):
         weight_bytes_per_rank(LLAMA_8B, 3)
+
+
+def test_minicpm3_is_the_4_billion_parameters_of_its_shapes_and_the_padding_of_its_vocabulary() -> None:
+    attention = 2560 * 768 + 768 + 768 * 40 * 96 + 2560 * 288 + 256 + 256 * 40 * 128 + 40 * 64 * 2560
+    layer = attention + 3 * 2560 * 6400 + 2 * 2560
+    parameters = 62 * layer + 73448 * 2560 + 2560
+    assert parameters == 4_073_875_968
+    assert weight_bytes(MINICPM3_4B) == 2 * (parameters + 24 * 2560)
+
+
+def test_ranks_split_the_heads_of_latent_attention_and_repeat_its_down_projections() -> None:
+    one, two = layer_weight_bytes(YOUTU_2B), layer_weight_bytes(YOUTU_2B, 2)
+    on_every_rank = 2048 * 1536 + 1536 + 2048 * (512 + 64) + 512 + 2 * 2048
+    assert 2 * two - one == 2 * on_every_rank
+    assert weight_bytes_per_rank(YOUTU_2B, 16) > weight_bytes_per_rank(YOUTU_2B) // 16
+    assert layer_weight_bytes(YOUTU_2B, 16) == 2 * (
+        on_every_rank + 1536 * 192 + 512 * 256 + 128 * 2048 + 3 * 2048 * 6144 // 16
+    )
+
+
+def test_splitting_the_down_projections_too_is_caught() -> None:
+    assert layer_weight_bytes(YOUTU_2B, 2) != layer_weight_bytes(YOUTU_2B) // 2
+
+
+def test_a_query_without_down_projection_is_one_matrix() -> None:
+    direct = replace(YOUTU_2B, q_lora_rank=0)
+    low_rank = 2048 * 1536 + 1536 + 1536 * 16 * 192
+    assert layer_weight_bytes(YOUTU_2B) - layer_weight_bytes(direct) == 2 * (low_rank - 2048 * 16 * 192)
+
+
+def test_only_the_rotary_part_of_a_latent_head_is_in_the_table() -> None:
+    assert rotary_table_bytes(YOUTU_2B) == 131072 * 64 * 2

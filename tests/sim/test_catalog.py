@@ -24,6 +24,8 @@ LLAMA: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
+LATENT: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+
 
 def config(folder: Path, text: str | bytes | None = None, **changes: Any) -> str:
     path = folder / "some-model" / "config.json"
@@ -36,7 +38,7 @@ def config(folder: Path, text: str | bytes | None = None, **changes: Any) -> str
 
 def test_ids() -> None:
     assert devices() == ("a100-80gb", "ascend-910b2", "ascend-910b4")
-    assert models() == ("llama-2-70b", "llama-2-7b", "llama-3.1-8b")
+    assert models() == ("llama-2-70b", "llama-2-7b", "llama-3.1-8b", "minicpm3-4b", "youtu-llm-2b")
 
 
 @pytest.mark.parametrize("name", devices())
@@ -50,7 +52,8 @@ def test_every_figure_of_a_device_has_a_source_and_a_confidence(name: str) -> No
 
 @pytest.mark.parametrize("name", models())
 def test_every_model_has_a_source(name: str) -> None:
-    assert model(name).source.startswith("config.json of meta-llama/")
+    assert model(name).source.startswith("config.json of ")
+    assert "/" in model(name).source
 
 
 def test_known_figures() -> None:
@@ -145,7 +148,12 @@ def test_a_model_that_reads_images_is_refused_as_its_encoders_are_not_counted(tm
         ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' comes with a later release"),
         ({"num_local_experts": 8}, r"mixture of experts \(num_local_experts\) comes with a later release"),
         ({"n_routed_experts": 256}, "mixture of experts"),
-        ({"kv_lora_rank": 512}, r"multi-head latent attention \(kv_lora_rank\)"),
+        ({"kv_lora_rank": 512}, "qk_nope_head_dim is missing"),
+        ({"kv_lora_rank": "512"}, "kv_lora_rank is the text '512'"),
+        ({"kv_lora_rank": 0}, r"kv_lora_rank must be a whole number from 1 to \d+, not 0"),
+        ({**LATENT, "q_lora_rank": -1}, "q_lora_rank must be a whole number"),
+        ({**LATENT, "n_routed_experts": 64}, r"mixture of experts \(n_routed_experts\)"),
+        ({**LATENT, "index_topk": 2048}, r"sparse attention with an index of its own \(index_topk\)"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised weights"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"sliding_window": 4096}, "layers of type sliding_window come with a later release"),
@@ -159,6 +167,27 @@ def test_a_config_that_cannot_be_computed_is_refused_by_name(
     with pytest.raises(CatalogError, match=message) as refused:
         model(config(tmp_path, **changes))
     assert "config.json" in str(refused.value)
+
+
+def test_latent_attention_is_read_in_the_words_of_deepseek(tmp_path: Path) -> None:
+    read = model(config(tmp_path, **LATENT, q_lora_rank=1536, v_head_dim=96, head_dim=64, num_key_value_heads=1))
+    assert (read.kv_lora_rank, read.q_lora_rank, read.v_head_dim) == (512, 1536, 96)
+    assert (read.qk_nope_head_dim, read.qk_rope_head_dim, read.head_dim) == (128, 64, 192)
+    assert (read.latent_dim, read.num_kv_heads) == (576, 32)
+
+
+def test_defaults_of_latent_attention(tmp_path: Path) -> None:
+    read = model(config(tmp_path, **LATENT, q_lora_rank=None))
+    assert (read.q_lora_rank, read.v_head_dim, read.latent_cache) == (0, 128, True)
+    assert model("llama-2-7b").latent_dim == model("llama-2-7b").v_head_dim == 0
+
+
+def test_a_latent_that_vllm_does_not_cache_is_told() -> None:
+    youtu, minicpm = model("youtu-llm-2b"), model("minicpm3-4b")
+    assert (youtu.latent_dim, youtu.latent_cache) == (576, True)
+    assert (minicpm.latent_dim, minicpm.latent_cache) == (0, False)
+    assert (minicpm.head_dim, minicpm.v_head_dim) == (96, 64)
+    assert minicpm.source.endswith("; vLLM caches its K and V, not the latent")
 
 
 def test_a_window_that_is_switched_off_is_no_window(tmp_path: Path) -> None:
