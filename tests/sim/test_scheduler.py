@@ -1,7 +1,8 @@
 """Continuous batching, step by step: literal logs on a tiny pool, and a naive second model on random traffic.
 
 A log line says what a step computed in running order (``A10`` ten tokens of A), who was admitted (``+A``), preempted
-(``-A``), rejected (``!A why``) or could not go on (``?A``), and who ended with it (``A.``).
+(``-A``), rejected (``!A why``) or could not go on (``?A``), and who ended with it (``A.``). Where memory ran out under
+way, ``|A`` says for whom, and then who was preempted or rejected.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ import random
 
 import pytest
 
+from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
+from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.driver import HbmDriver
+from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import KVLayout, KVSequence, Refused, Release
-from hbmtwin.sim.scheduler import ContinuousScheduler, Entry, Fail, Plan, SchedulerConfig
+from hbmtwin.sim.scheduler import ContinuousScheduler, Entry, Fail, Failed, Finished, Plan, SchedulerConfig
 from hbmtwin.workloads.records import Request, user_stream
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
+MERGED = KVLayout(num_layers=1, num_kv_heads=1, head_dim=2**14)
+"""64 KiB a token: 32 tokens fit 2 MiB."""
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -34,30 +40,37 @@ def request(id: int, prompt: int, output: int, max_tokens: int | None = None) ->
     )
 
 
+def pool_of_blocks(blocks: int, longest: int, watermark: float) -> PagedPolicy:
+    arena = PooledAllocator(HbmDriver(1 << 30), PooledConfig(limit_bytes=1 << 30))
+    config = PagedConfig(num_blocks=blocks + 1, block_size=4, max_model_len=longest, watermark=watermark)
+    return PagedPolicy(TINY, arena, config)
+
+
+def buffers(room: int, growth: str, longest: int = 64) -> ContiguousPolicy:
+    """Buffers for *room* tokens in all, whose old copies live until a step's end."""
+    arena = PooledAllocator(HbmDriver(1 << 30), PooledConfig(limit_bytes=room * MERGED.token_bytes))
+    config = ContiguousConfig(
+        max_model_len=longest, growth=growth, initial_tokens=4, tensors="merged", copy_scope="step"
+    )
+    return ContiguousPolicy(MERGED, arena, config)
+
+
 class Server:
-    """A scheduler over a pool of blocks of 4 tokens, driven one step at a time; every step is checked."""
+    """A scheduler, by default over a pool of blocks of 4 tokens, driven one step at a time; every step is checked."""
 
     def __init__(
         self,
         *,
-        blocks: int,
+        blocks: int = 0,
+        kv: ContiguousPolicy | None = None,
         scheduler: type[ContinuousScheduler] = ContinuousScheduler,
         watermark: float = 0.0,
         **config: object,
     ) -> None:
         settings = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 16, "oom": "preempt", **config}
         self.scheduler = scheduler(SchedulerConfig(**settings))
-        arena = PooledAllocator(HbmDriver(1 << 30), PooledConfig(limit_bytes=1 << 30))
-        self.kv = PagedPolicy(
-            TINY,
-            arena,
-            PagedConfig(
-                num_blocks=blocks + 1,
-                block_size=4,
-                max_model_len=self.scheduler.config.max_model_len,
-                watermark=watermark,
-            ),
-        )
+        self.kv: KVPolicy = kv or pool_of_blocks(blocks, self.scheduler.config.max_model_len, watermark)
+        self.token_bytes = self.kv.layout.token_bytes
         self.id_of: dict[int, int] = {}
 
     def add(self, *lengths: tuple[int, int], max_tokens: int | None = None) -> Server:
@@ -87,19 +100,31 @@ class Server:
         log = self.told(plan)
         assert [s for s, new in plan.scheduled if s.num_computed_tokens + 1 == s.num_tokens] == plan.decoding
         if plan.exhausted is None:
-            self.kv.end_step()
-            for f in self.scheduler.commit(plan, 1):
-                self.kv.release(f.sequence, Release.FINISH)
-                log.append(f"{self.name(f.sequence)}.")
+            try:
+                self.kv.grow_layer(0)
+            except OutOfMemory as error:
+                log += self.fail(plan, error.facts.owner)
+            else:
+                self.kv.end_step()
+                for f in self.scheduler.commit(plan, 1):
+                    self.kv.release(f.sequence, Release.FINISH)
+                    log.append(f"{self.name(f.sequence)}.")
             self.check()
         return " ".join(log)
+
+    def fail(self, plan: Plan, owner: int) -> list[str]:
+        failed = self.scheduler.fail(plan, self.kv, owner, Fail(self.scheduler.config.oom))
+        assert failed.finished == []
+        log = [f"|{NAMES[owner]}"]
+        log += [f"-{self.name(u.sequence)}" for u in failed.preempted]
+        return log + [f"!{self.name(u.sequence)} with {u.output_tokens}" for u in failed.rejected]
 
     def steps(self, count: int) -> list[str]:
         return [self.step() for _ in range(count)]
 
     def check(self) -> None:
         self.kv.check()
-        assert self.kv.usage().token == self.scheduler.running_tokens * TINY.token_bytes
+        assert self.kv.usage().token == self.scheduler.running_tokens * self.token_bytes
 
     @property
     def waiting(self) -> str:
@@ -303,6 +328,186 @@ def test_of_newcomers_only_fewer_come_again_until_one_is_alone(how: Fail) -> Non
     failed = server.scheduler.fail(server.plan(), server.kv, 0, how)
     assert [(u.request.id, u.output_tokens) for u in failed.rejected] == [(0, 0)]
     assert server.step() == "+B +C +D +E +F +G +H B4 C4 D4 E4 F4 G4 H4"  # memory came free: all may come
+
+
+# -- buffers, whose shortage shows when the step is under way ----------------------------------------------------------
+
+
+def static_of_16(**config: object) -> Server:
+    """Room for two sequences."""
+    return Server(kv=buffers(32, "static", longest=16), max_model_len=16, **config)
+
+
+@pytest.mark.parametrize("oom", ["reject", "preempt"])
+def test_newcomers_without_room_wait_until_somebody_has_ended(oom: str) -> None:
+    server = static_of_16(oom=oom).add((4, 3))
+    assert server.step() == "+A A4"
+    server.add((4, 2), (4, 2))
+    assert server.step() == "+B +C A1 B4 C4 |C"
+    assert server.waiting == "BC"
+    assert server.steps(4) == ["A1", "A1 A.", "+B +C B4 C4", "B1 C1 B. C."]
+
+
+@pytest.mark.parametrize("oom", ["reject", "preempt"])
+def test_a_burst_that_does_not_fit_comes_in_smaller_numbers(oom: str) -> None:
+    server = static_of_16(oom=oom).add(*[(4, 2)] * 4)
+    assert server.steps(5) == [
+        "+A +B +C +D A4 B4 C4 D4 |C",
+        "+A +B +C A4 B4 C4 |C",
+        "+A +B A4 B4",
+        "A1 B1 A. B.",
+        "+C +D C4 D4",
+    ]
+
+
+def growing_past_the_room(oom: str) -> Server:
+    """Of 32 tokens A takes 4, B 8 and C 16, when A needs 8 beside its 4."""
+    server = Server(kv=buffers(32, "doubling"), oom=oom, max_num_batched_tokens=32).add((3, 4), (4, 4), (10, 3))
+    assert server.steps(2) == ["+A +B +C A3 B4 C10", "A1 B1 C1"]
+    return server
+
+
+def test_the_last_admitted_is_preempted_for_one_that_grows_and_returns_when_somebody_has_ended() -> None:
+    server = growing_past_the_room("preempt")
+    assert server.step() == "A1 B1 C1 |A -C"
+    assert server.steps(3) == ["A1 B1", "A1 B1 A. B.", "+C C12 C."]  # its two tokens were kept
+
+
+def test_one_that_grows_without_room_is_rejected_with_what_it_has() -> None:
+    server = growing_past_the_room("reject")
+    assert server.step() == "A1 B1 C1 |A !A with 2"
+    assert server.steps(2) == ["B1 C1 C.", "B1 B."]
+
+
+@pytest.mark.parametrize("oom", ["reject", "preempt"])
+def test_what_never_fits_is_rejected_when_it_is_alone(oom: str) -> None:
+    """20 tokens beside their copy of 21 pass 32; so do 33 tokens."""
+    server = Server(kv=buffers(32, "exact"), oom=oom, max_num_batched_tokens=64).add((20, 3), (33, 3), (4, 2))
+    assert server.steps(6) == [
+        "+A +B +C A20 B33 C4 |B",
+        "+A +B A20 B33 |B",
+        "+A A20",
+        "A1 |A !A with 1",
+        "+B +C B33 C4 |B",
+        "+B B33 |B !B with 0",
+    ]
+    assert server.steps(2) == ["+C C4", "C1 C."]
+
+
+def turn(id: int, session: int, number: int, prompt: int, output: int) -> Request:
+    """A turn whose prompt continues the session's: the user's stream alone, so that all of a history is found."""
+    spans = ((user_stream(session, 0), 0, prompt),)
+    return Request(id, session, number, 0, prompt, output, output, spans)
+
+
+def test_a_history_adopted_by_an_admission_that_is_undone_is_found_again() -> None:
+    server = static_of_16(oom="preempt")
+    scheduler, kv = server.scheduler, server.kv
+    scheduler.add(turn(0, 7, 0, 5, 1), 0)
+    plan = server.plan()
+    kv.grow_layer(0)
+    kv.end_step()
+    [ended] = scheduler.commit(plan, 1)
+    kv.release(ended.sequence, Release.PARK)
+    scheduler.add(turn(1, 8, 0, 4, 3), 0)
+    scheduler.add(turn(2, 7, 1, 9, 2), 0)
+    scheduler.add(turn(3, 9, 0, 4, 2), 0)
+    server.id_of = {1: 1, 2: 2, 3: 3}
+
+    def parked() -> int:
+        return kv.usage().parked // MERGED.token_bytes
+
+    assert parked() == 5
+    assert server.step() == "+B +C +D B4 C4 D4 |D"
+    assert parked() == 5
+    assert server.step() == "+B +C B4 C4"  # five of the nine were found
+    assert parked() == 0
+    assert scheduler.running_tokens == 4 + 9
+    assert server.steps(3) == ["B1 C1 C.", "+D B1 D4 B.", "D1 D."]
+
+
+def serve(seed: int, scheduler: type[ContinuousScheduler] = ContinuousScheduler) -> dict[str, int]:
+    """Random requests on few tokens' room, to the end; returns how often what happened. No request may get lost."""
+    draw = random.Random(seed)
+    growth, oom = draw.choice(["exact", "doubling", "static"]), draw.choice(["reject", "preempt"])
+    server = Server(
+        kv=buffers(draw.choice([32, 64, 128]), growth, longest=32),
+        scheduler=scheduler,
+        oom=oom,
+        max_model_len=32,
+        max_num_batched_tokens=draw.choice([7, 64]),
+    )
+    requests = [request(id, draw.randint(1, 20), draw.randint(1, 12)) for id in range(16)]
+    server.id_of = {r.id: r.id for r in requests}
+    happened = {"failed": 0, "-": 0, "!": 0, ".": 0}
+    steps = 0
+    while requests or server.scheduler.has_work:
+        if requests and (draw.random() < 0.5 or not server.scheduler.has_work):
+            server.scheduler.add(requests.pop(0), 0)
+        log = server.step()
+        happened["failed"] += "|" in log
+        for mark in "-!.":
+            happened[mark] += log.count(mark)
+        steps += 1
+        assert steps < 1000, "no progress"
+    assert happened["!"] + happened["."] == 16
+    assert server.kv.usage().held == server.kv.usage().parked == 0
+    return happened
+
+
+def serve_all(scheduler: type[ContinuousScheduler] = ContinuousScheduler) -> dict[str, int]:
+    totals = {"failed": 0, "-": 0, "!": 0, ".": 0}
+    for seed in range(60):
+        for what, count in serve(seed, scheduler).items():
+            totals[what] += count
+    return totals
+
+
+def test_every_request_gets_its_end_however_often_memory_runs_out() -> None:
+    totals = serve_all()
+    assert totals["failed"] > 500
+    assert totals["-"] > 100
+    assert totals["!"] > 20
+    assert totals["."] > 700
+
+
+class AdmitsAtOnceAfterAFailure(ContinuousScheduler):
+    def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
+        failed = super().fail(p, kv, owner, how)
+        self._most_running = self.config.max_num_seqs
+        return failed
+
+
+class NeverAdmitsAgain(ContinuousScheduler):
+    def _finish(self, ended: list[Entry]) -> list[Finished]:
+        most = self._most_running
+        finished = super()._finish(ended)
+        self._most_running = 0 if most < self.config.max_num_seqs else most
+        return finished
+
+
+class CountsWhatWasUndone(ContinuousScheduler):
+    def _uncount(self, entry: Entry) -> None:
+        if entry.sequence.num_tokens > entry.request.prompt_tokens:
+            super()._uncount(entry)
+
+
+class LosesTheNewcomers(ContinuousScheduler):
+    def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
+        failed = super().fail(p, kv, owner, how)
+        if failed == ([], [], []):
+            self._waiting.popleft()
+        return failed
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [AdmitsAtOnceAfterAFailure, NeverAdmitsAgain, CountsWhatWasUndone, LosesTheNewcomers],
+    ids=lambda c: c.__name__,
+)
+def test_bugs_planted_in_the_end_of_a_failed_step_are_caught(planted: type[ContinuousScheduler]) -> None:
+    with pytest.raises(AssertionError):
+        serve_all(planted)
 
 
 # -- leaps -----------------------------------------------------------------------------------------------------------
