@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from hbmtwin.allocators.caching.sizes import NPU_PAD, allocation_size, round_size
+from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank, weight_tensors
 from hbmtwin.sim.engine_rules import (
@@ -78,12 +79,11 @@ class _Question:
     model: ModelShape
     device: DeviceSpec
     rules: EngineRules
-    tensor_parallel_size: int
+    layout: KVLayout
     gpu_memory_utilization: float
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_token_bytes: int
     block_size: int
     other_tenant_bytes: int
     activation_bytes: int | None
@@ -93,12 +93,11 @@ def memory_budget(
     model: ModelShape,
     device: DeviceSpec,
     *,
-    tensor_parallel_size: int,
+    layout: KVLayout,
     gpu_memory_utilization: float,
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
-    kv_token_bytes: int,
     block_size: int,
     other_tenant_bytes: int = 0,
     activation_bytes: int | None = None,
@@ -106,20 +105,20 @@ def memory_budget(
 ) -> MemoryBudget:
     """Divide one device as the engine does at start: ``kv = util * total - weights - activations - non-torch``.
 
-    *kv_token_bytes* are those of one token on one rank, all layers. *activation_bytes* replaces the estimated peak,
-    *rules* those of the device's engine. When it does not start, the reason ends with the single changes that were
-    tried and hold. O(1). Raise ValueError for a number out of range or a model that cannot be split so.
+    *layout* is that of the KV on one rank, and tells over how many ranks the model is split. *activation_bytes*
+    replaces the estimated peak, *rules* those of the device's engine. When it does not start, the reason ends with the
+    single changes that were tried and hold. O(1). Raise ValueError for a number out of range or a model that cannot be
+    split so.
     """
     question = _Question(
         model,
         device,
         rules or rules_for(device),
-        tensor_parallel_size,
+        layout,
         gpu_memory_utilization,
         max_model_len,
         max_num_seqs,
         max_num_batched_tokens,
-        kv_token_bytes,
         block_size,
         other_tenant_bytes,
         activation_bytes,
@@ -132,17 +131,17 @@ def memory_budget(
 def _check(q: _Question) -> None:
     if not 0 < q.gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {q.gpu_memory_utilization}")
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_token_bytes", "block_size"):
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         if getattr(q, name) < 1:
             raise ValueError(f"{name} must be at least 1, not {getattr(q, name)}")
     for name in ("other_tenant_bytes", "activation_bytes"):
         if (getattr(q, name) or 0) < 0:
             raise ValueError(f"{name} must be at least 0, not {getattr(q, name)}")
-    check_tensor_parallel(q.model, q.tensor_parallel_size)
+    check_tensor_parallel(q.model, q.layout.tensor_parallel_size)
 
 
 def _answer(q: _Question) -> MemoryBudget:
-    total, tp, rules = q.device.memory_bytes, q.tensor_parallel_size, q.rules
+    total, tp, rules = q.device.memory_bytes, q.layout.tensor_parallel_size, q.rules
     usable = (math.ceil if rules.rounds_up else math.floor)(total * q.gpu_memory_utilization)
     weights = weight_bytes_per_rank(q.model, tp)
     held = context(rules, q.device, tensor_parallel_size=tp)
@@ -165,7 +164,7 @@ def _answer(q: _Question) -> MemoryBudget:
     rest = total - usable - q.other_tenant_bytes
 
     request_blocks = -(-q.max_model_len // q.block_size)
-    num_blocks = max(0, kv) // (q.block_size * q.kv_token_bytes)
+    num_blocks = max(0, kv) // (q.block_size * q.layout.token_bytes)
     lines = (
         BudgetLine("other tenants", q.other_tenant_bytes, q.other_tenant_bytes, q.other_tenant_bytes, "given"),
         BudgetLine("context", *held),
@@ -257,7 +256,8 @@ def _cures(q: _Question, b: MemoryBudget) -> str:
     if b.tenants_bytes:
         tries["the device to itself"] = replace(q, other_tenant_bytes=0)
     cures = [text for text, other in tries.items() if _starts(other)]
-    larger = [tp for tp in sorted(q.device.allreduce_ns) if tp > q.tensor_parallel_size and can_split(q.model, tp)]
+    ranks = q.layout.tensor_parallel_size
+    larger = [tp for tp in sorted(q.device.allreduce_ns) if tp > ranks and can_split(q.model, tp)]
     enough = next((tp for tp in larger if _starts(_over_ranks(q, tp))), None)
     if enough:
         cures.append(f"tensor_parallel_size {enough}")
@@ -277,12 +277,12 @@ def _placed_blocks(q: _Question, b: MemoryBudget) -> int:
 
     On the safe side: a segment that several tensors share is taken to hold them and nothing else.
     """
-    loaded = [size for _, size in weight_tensors(q.model, q.tensor_parallel_size)]
+    loaded = [size for _, size in weight_tensors(q.model, q.layout.tensor_parallel_size)]
     rounding = sum(map(_segment_share, [*loaded, b.activation_bytes])) - sum(loaded) - b.activation_bytes
-    tensors = 2 * q.model.num_layers
-    block_bytes = q.block_size * q.kv_token_bytes // tensors
+    left = (b.kv_bytes - rounding) // q.layout.num_layers
+    block_bytes = [q.block_size * size for size in q.layout.tensor_bytes]
     for blocks in range(b.num_blocks, 0, -1):
-        if tensors * _segment_share(blocks * block_bytes) <= b.kv_bytes - rounding:
+        if sum(_segment_share(blocks * size) for size in block_bytes) <= left:
             return blocks
     return 0
 
@@ -297,10 +297,7 @@ def _segment_share(size: int) -> int:
 
 
 def _over_ranks(q: _Question, tp: int) -> _Question:
-    """The same question over *tp* ranks: each keeps its share of the KV heads, at least one."""
-    heads = q.model.num_kv_heads
-    kv_token_bytes = q.kv_token_bytes * max(1, heads // tp) // max(1, heads // q.tensor_parallel_size)
-    return replace(q, tensor_parallel_size=tp, kv_token_bytes=kv_token_bytes)
+    return replace(q, layout=replace(q.layout, tensor_parallel_size=tp))
 
 
 def _gib(size: int) -> str:

@@ -108,12 +108,11 @@ class Twin:
         return memory_budget(
             self.model,
             self.device,
-            tensor_parallel_size=s.engine.tensor_parallel_size,
+            layout=self.layout,
             gpu_memory_utilization=s.engine.gpu_memory_utilization,
             max_model_len=self.max_model_len,
             max_num_seqs=s.scheduler.max_num_seqs,
             max_num_batched_tokens=s.scheduler.max_num_batched_tokens,
-            kv_token_bytes=self.layout.token_bytes,
             block_size=self.block_size,
             other_tenant_bytes=s.device.other_tenant_bytes,
             activation_bytes=s.memory.activation_bytes,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hbmtwin.sim.catalog import device, devices, model, models
 from hbmtwin.sim.engine_rules import GIB, VLLM, VLLM_ASCEND, activation_peak, graph_pool, rules_for
+from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 
 LLAMA_8B = model("llama-3.1-8b")
@@ -21,14 +22,13 @@ VLLM_0_19 = replace(VLLM, charges_graphs=False)
 
 
 def budget(shape: Any = LLAMA_7B, on: Any = B4, **changes: Any) -> MemoryBudget:
-    heads = shape.num_kv_heads // changes.get("tensor_parallel_size", 1)
+    layout = kv_layout(shape, tensor_parallel_size=changes.pop("tensor_parallel_size", 1))
     asked: dict[str, Any] = {
-        "tensor_parallel_size": 1,
+        "layout": layout,
         "gpu_memory_utilization": 0.92,
         "max_model_len": 4096,
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
-        "kv_token_bytes": shape.num_layers * 2 * heads * shape.head_dim * 2,
         "block_size": on.default_block_size,
     }
     return memory_budget(shape, on, **{**asked, **changes})
@@ -232,7 +232,7 @@ def test_given_activations_replace_the_estimate() -> None:
         ({"block_size": -16}, "block_size must be at least 1, not -16"),
         ({"other_tenant_bytes": -1}, "other_tenant_bytes must be at least 0, not -1"),
         ({"activation_bytes": -1}, "activation_bytes must be at least 0, not -1"),
-        ({"tensor_parallel_size": 3}, "cannot be split over tensor_parallel_size 3"),
+        ({"tensor_parallel_size": 64}, "cannot be split over tensor_parallel_size 64"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -244,3 +244,20 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, Any], message: str)
 def test_a_vendor_without_rules_is_refused() -> None:
     with pytest.raises(ValueError, match="no engine rules for vendor 'acme'; known: ascend, nvidia"):
         rules_for(replace(B4, vendor="acme"))
+
+
+def test_half_the_bits_a_token_hold_nearly_twice_the_tokens() -> None:
+    sixteen, eight = budget(), budget(layout=kv_layout(LLAMA_7B, dtype="int8_per_token_head"))
+    assert eight.kv_bytes == sixteen.kv_bytes
+    assert eight.num_blocks == eight.kv_bytes // (128 * 264 * 1024)
+    assert eight.num_blocks / sixteen.num_blocks == pytest.approx(512 / 264, rel=0.02)
+
+
+def test_more_ranks_do_not_shrink_the_latent_of_a_token() -> None:
+    youtu = model("youtu-llm-2b")
+    one, eight = (
+        budget(youtu, B2, max_model_len=131072),
+        budget(youtu, B2, max_model_len=131072, tensor_parallel_size=8),
+    )
+    assert one.num_blocks == one.kv_bytes // (128 * 36_864)
+    assert eight.num_blocks == eight.kv_bytes // (128 * 36_864)
