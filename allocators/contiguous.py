@@ -1,10 +1,20 @@
 """Contiguous KV: every sequence has buffers of its own, in one piece each, and a growth rule says how large.
 
+::
+
+    arena    | K0 of a | V0 of a | K0 of b, parked | V0 of b, parked | K1 of a ...         per_layer
+             | a, all layers              | b, all layers, parked | ...                    merged
+    buffer   | tokens kept           | unfilled |
+
 What is here: who is admitted with how much, how far a sequence may go without growth, and what is kept, parked or freed
 at an end. How buffers come and grow is :mod:`hbmtwin.allocators.buffers`, what is kept between turns
-:mod:`hbmtwin.allocators.histories`, the sizes :mod:`hbmtwin.allocators.growth`.
+:mod:`hbmtwin.allocators.histories`, the sizes :mod:`hbmtwin.allocators.growth`, which tokens are dropped
+:mod:`hbmtwin.allocators.retention`.
 
 A policy owns every allocation of its arena that carries ``Tag.KV``; ``check`` holds it to that.
+
+Complexity: lookup O(spans), reserve O(1), grow_layer O(growths) calls of the arena, end_step O(old copies), abort_step
+O(sequences of the step), horizon and advance O(sequences), release O(buffers of the sequence).
 """
 
 from __future__ import annotations
@@ -13,15 +23,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from hbmtwin.allocators.buffers import Buffers, BufferStore, CopyScope, Tensors
+from hbmtwin.allocators.buffers import Buffers, BufferStore, CopyScope, Moved, Tensors
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.growth import growth_rule
 from hbmtwin.allocators.histories import History, ParkedHistories
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
 from hbmtwin.allocators.registry import kv_policies
+from hbmtwin.allocators.retention import retention_rule
 
 Admission = Literal["none", "reserve"]
+_UNBOUNDED = 1 << 62
+"""More tokens than any sequence has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +42,16 @@ class ContiguousConfig:
     """Settings of :class:`ContiguousPolicy`."""
 
     max_model_len: int
+    """The most tokens that a sequence may hold; where retention drops some, it may be longer."""
     growth: str = "exact"
     """A name of :data:`~hbmtwin.allocators.growth.GROWTH_RULES`."""
     initial_tokens: int = 64
     growth_factor: int = 2
+    step_tokens: int = 256
+    decode_growth: str = "doubling"
+    """The rule of ``hybrid`` behind a prompt."""
+    retention: str = "full"
+    """Which tokens are held, as :func:`~hbmtwin.allocators.retention.retention_rule` reads it."""
     tensors: Tensors = "per_layer"
     copy_scope: CopyScope = "tensor"
     admission: Admission = "none"
@@ -48,6 +67,12 @@ class ContiguousConfig:
                 raise ValueError(f"{name} must be one of {', '.join(get_args(choice))}, not {getattr(self, name)!r}")
         if self.admission == "reserve" and self.limit_bytes is None:
             raise ValueError('admission = "reserve" needs limit_bytes, the bytes that KV may take')
+        bound = retention_rule(self.retention).bound
+        if bound is not None and bound > self.max_model_len:
+            raise ValueError(
+                f"retention {self.retention} keeps {bound} tokens, more than max_model_len {self.max_model_len}: keep "
+                "fewer, or raise max_model_len"
+            )
 
 
 @kv_policies.register("contiguous")
@@ -56,15 +81,22 @@ class ContiguousPolicy:
 
     Between turns a *parked* history keeps its buffers under its session until the next turn adopts them
     (``reserve(hit=)``); a next turn that comes with ``hit = 0``, a FINISH or a DROP frees them, as does
-    :meth:`drop_parked`. One history per session: parking again frees the older one.
+    :meth:`drop_parked`. One history per session: parking again frees the older one. An adopted history is the
+    sequence's own: a PREEMPT frees it with the rest, and the sequence comes back with ``hit = 0``. A sequence that is
+    preempted before it held anything leaves the history of its session parked.
 
     Adopted buffers keep the owner that the arena knows them by: the turn that made them. Where only a part of a history
     is adopted, buffers keep their size, and ``regrow`` counts all of them as copied.
+
+    **Retention** drops tokens when a step computes more than the rule holds; only the held ones have slots, in a prompt
+    that comes in chunks too (what a chunk needs beyond them are activations). Rules that move what stays do so in each
+    step that drops: where growth concatenates, the tensors are made anew, at equal size or smaller; where buffers have
+    room to spare, tokens are shifted to their front. A ring grows to its bound and never again.
     """
 
     name: ClassVar[str] = "contiguous"
     requires: ClassVar[frozenset[str]] = frozenset()
-    offers: ClassVar[frozenset[str]] = frozenset({"park"})
+    offers: ClassVar[frozenset[str]] = frozenset({"park", "preempt", "reject"})
     Config: ClassVar[type[ContiguousConfig]] = ContiguousConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: ContiguousConfig) -> None:
@@ -72,19 +104,28 @@ class ContiguousPolicy:
         self.arena = arena
         self.config = config
         self._rule = growth_rule(config.growth, asdict(config))
-        self._longest = config.max_model_len
+        self._retention = retention_rule(config.retention)
+        self._bound = self._retention.bound or _UNBOUNDED
+        """Tokens up to which none is dropped."""
+        self._largest = _UNBOUNDED if self._retention.moves else self._bound
+        """Tokens that no buffer passes, whatever the growth rule says: those of a ring."""
+        self._longest = min(config.max_model_len, self._bound)
+        """The most tokens that a sequence ever holds."""
         self._store = BufferStore(layout, arena, config.tensors, config.copy_scope)
         self._histories = ParkedHistories()
         self._running: dict[int, Buffers] = {}
         self._full_bytes = 0
         """Bytes of all running sequences at their full length."""
-        self._admitted: dict[int, tuple[int, History | None]] = {}
-        """Sequences admitted in this step: session, and the history that they adopted."""
+        self._admitted: dict[int, tuple[int, History | None, int]] = {}
+        """Sequences admitted in this step: session, and the history that they adopted with its owner."""
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
 
     def lookup(self, s: KVSequence) -> int:
-        """Tokens of the session's parked history that begin *s* as well, at most ``s.num_tokens - 1``. O(spans)."""
+        """Tokens of the session's parked history that *s* need not compute, at most ``s.num_tokens - 1``. O(spans).
+
+        Dropped ones count, if *s* goes on with the whole history; a part of a history that lost tokens is no use.
+        """
         return self._histories.lookup(s)
 
     def reserve(
@@ -108,16 +149,40 @@ class ContiguousPolicy:
             buffers = self._admit(s, hit)
         elif hit:
             raise ValueError(f"sequence {s.id} is running already and cannot adopt {hit} tokens")
-        longest = self._longest
         tokens = s.num_computed_tokens + hit + new
-        if tokens > longest:
-            tokens = longest
-        room = min(tokens + lookahead, longest) if lookahead else tokens
+        if tokens > self._longest:
+            self._plan_past_the_longest(buffers, tokens, lookahead)
+            return Granted(hit)
+        room = tokens + lookahead
         capacity = buffers.capacity
         if room > capacity:
-            capacity = self._rule.capacity(room, longest)
+            capacity = self._capacity(room, buffers.prompt_tokens + lookahead)
         self._store.plan(buffers, tokens, capacity)
         return Granted(hit)
+
+    def _plan_past_the_longest(self, buffers: Buffers, computed: int, lookahead: int) -> None:
+        """Plan what is held of *computed* tokens, more than ever are."""
+        retention = self._retention
+        kept = retention.kept(computed)
+        tokens, dropped = min(kept, self._longest), computed - kept
+        staying = retention.staying(buffers.filled + buffers.dropped, computed)
+        room, capacity = tokens + lookahead, buffers.capacity
+        moved: Moved = "nothing"
+        if retention.moves and dropped > buffers.dropped and buffers.filled:
+            moved = "anew" if self._rule.concatenates else "in_place"
+        if room > capacity or moved == "anew":
+            capacity = self._capacity(room, buffers.prompt_tokens + lookahead)
+        self._store.plan_drop(buffers, tokens, dropped, staying=staying, capacity=capacity, moved=moved)
+
+    def _capacity(self, tokens: int, prompt_tokens: int) -> int:
+        """Tokens of a buffer that must hold *tokens*, which are at most as many as are ever held."""
+        longest = self._longest
+        if tokens > longest:
+            tokens = longest
+        if prompt_tokens > longest:
+            prompt_tokens = longest
+        capacity = self._rule.capacity(tokens, longest, prompt_tokens=prompt_tokens)
+        return capacity if capacity < self._largest else self._largest
 
     def _refuse(self, s: KVSequence) -> Refused | None:
         """Refuse unless all running sequences and *s* fit at full length; parked histories make room for them.
@@ -139,28 +204,27 @@ class ContiguousPolicy:
         return Refused(need, max(0, free), "the running sequences at their full length leave too little")
 
     def _bytes_at_full_length(self, s: KVSequence) -> int:
-        longest = self._longest
-        return self._rule.capacity(min(s.max_tokens, longest), longest) * self.layout.token_bytes
+        return self._capacity(s.max_tokens, s.num_tokens) * self.layout.token_bytes
 
     def _admit(self, s: KVSequence, hit: int) -> Buffers:
-        parked_tokens = self._histories.tokens_of(s.session)
-        if hit > parked_tokens:
+        if hit > (usable := self._histories.usable(s.session, hit)):
             raise ValueError(
-                f"sequence {s.id} cannot adopt {hit} tokens: session {s.session} has {parked_tokens} parked"
+                f"sequence {s.id} cannot adopt {hit} tokens: session {s.session} has {usable} parked that can begin it"
             )
-        history = None
+        history, owner = None, -1
         if hit:
             history = self._histories.unpark(s.session)
-            buffers = history.buffers
-            self._store.adopt(buffers, s.id, hit)
+            buffers, owner = history.buffers, history.buffers.owner
+            self._store.adopt(buffers, s.id, hit - history.dropped)
         else:
             if s.session in self._histories:
                 self.drop_parked(s.session)
             buffers = self._store.new(s.id)
+        buffers.prompt_tokens = s.num_tokens
         buffers.full_bytes = self._bytes_at_full_length(s)
         self._full_bytes += buffers.full_bytes
         self._running[s.id] = buffers
-        self._admitted[s.id] = (s.session, history)
+        self._admitted[s.id] = (s.session, history, owner)
         return buffers
 
     # -- a step ------------------------------------------------------------------------------------------------------
@@ -187,25 +251,39 @@ class ContiguousPolicy:
         """Take back what this step reserved and made: sequences are as they were at the last ``end_step``.
 
         Sequences admitted in this step are gone, an adopted history is parked again (as the most recent one); a
-        history that was freed at admission stays freed, and copies made stay counted: that work was done.
+        history that was freed at admission stays freed (it was of no use to the turn, and will be of none when the turn
+        comes again), and copies made stay counted: that work was done. Tokens that were dropped count as held again,
+        those that were moved over in place too: such a move is modelled as the bytes that it copies, and no more.
         Raise RuntimeError, and change nothing, if a concatenation (``copy_scope = "tensor"``) has begun to replace
         tensors: the old ones are gone.
         """
         self._store.undo()
-        for owner, (session, history) in self._admitted.items():
-            self._take_from_running(owner)
+        for sequence, (session, history, owner) in self._admitted.items():
+            buffers = self._take_from_running(sequence)
             if history is not None:
+                buffers.owner = owner
                 self._park(session, history)
         self._admitted.clear()
 
     # -- a leap ------------------------------------------------------------------------------------------------------
 
     def horizon(self, decoding: Sequence[KVSequence], limit: int) -> int:
-        """Steps until the first sequence is full: 0 for ``exact``. O(sequences)."""
-        running = self._running
+        """Steps until the first sequence is full, or at its retention's bound: 0 for ``exact``. O(sequences).
+
+        At the bound, a ring goes on for ever; where tokens must move, nothing is certain.
+        """
+        running, bound = self._running, self._bound
         for s in decoding:
             buffers = running[s.id]
-            limit = min(limit, buffers.capacity - buffers.tokens)
+            tokens = buffers.tokens
+            if tokens >= bound:
+                if self._retention.moves:
+                    return 0
+                continue
+            if limit > buffers.capacity - tokens:  # comparisons: twice as fast as min()
+                limit = buffers.capacity - tokens
+            if limit > bound - tokens:
+                limit = bound - tokens
         return limit
 
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
@@ -218,15 +296,19 @@ class ContiguousPolicy:
         self._store.refuse_while_growing("advance")
         if k > (horizon := self.horizon(decoding, k)):
             raise ValueError(f"{k} steps are over the horizon of {horizon}: a buffer would be full")
-        self._store.advance([self._running[s.id] for s in decoding], k)
+        buffers = [self._running[s.id] for s in decoding]
+        if self._largest < _UNBOUNDED:
+            self._store.overwrite([ring for ring in buffers if ring.tokens == self._bound], k)
+            buffers = [ring for ring in buffers if ring.tokens < self._bound]
+        self._store.advance(buffers, k)
 
     # -- giving back -------------------------------------------------------------------------------------------------
 
     def release(self, s: KVSequence, why: Release) -> None:
         """Free the sequence's buffers, or park them; FINISH and DROP free the session's parked history as well.
 
-        What is parked are the ``s.num_computed_tokens`` first tokens of ``s.spans``. Raise KeyError for PARK if the
-        sequence has no buffers, RuntimeError if they are half-grown. O(buffers).
+        What is parked are the ``s.num_computed_tokens`` first tokens of ``s.spans``, less those dropped since. Raise
+        KeyError for PARK if the sequence has no buffers, RuntimeError if they are half-grown. O(buffers).
         """
         if why is Release.PARK:
             if s.id not in self._running:
@@ -237,7 +319,8 @@ class ContiguousPolicy:
             self._admitted.pop(s.id, None)
             self._store.forget(buffers)
             if why is Release.PARK:
-                self._store.fill(buffers, s.num_computed_tokens)
+                kept = self.kept(s.num_computed_tokens)
+                self._store.fill(buffers, kept, s.num_computed_tokens - kept)
                 self._park(s.session, History(buffers, s.spans))
             else:
                 self._store.free(buffers)
@@ -279,12 +362,15 @@ class ContiguousPolicy:
     # -- books -------------------------------------------------------------------------------------------------------
 
     def take_work(self) -> Work:
-        """Bytes copied under ``copy_scope = "step"``: what was filled of each old buffer. The arena counts regrow's."""
+        """Bytes moved in place, and those copied under ``copy_scope = "step"``: what stayed of each old buffer.
+
+        The arena counts regrow's, the smaller of both sizes: with a drop, the new token's too.
+        """
         return self._store.take_work()
 
     def kept(self, tokens: int) -> int:
-        """*tokens*: nothing is dropped."""
-        return tokens
+        """What the retention rule holds of *tokens*. O(1)."""
+        return self._retention.kept(tokens)
 
     def block_ids(self, s: KVSequence) -> tuple[int, ...]:
         """Empty: there are no blocks."""
@@ -302,6 +388,7 @@ class ContiguousPolicy:
             pool=0,
             table=0,
             parked_sessions=len(self._histories),
+            dropped=(store.dropped_tokens - self._histories.dropped_tokens) * token_bytes,
         )
 
     def walk(self) -> Iterator[KVBlock]:
@@ -331,6 +418,8 @@ class ContiguousPolicy:
         assert in_arena == {block.address: block.size for block in blocks}
         for owner, buffers in self._running.items():
             assert buffers.owner == owner
+            assert buffers.queued or buffers.filled == self.kept(buffers.filled + buffers.dropped)
+        assert usage.dropped == sum(b.dropped for b in self._running.values()) * self.layout.token_bytes
         assert self._full_bytes == sum(buffers.full_bytes for buffers in self._running.values())
         self._store.check([*self._running.values(), *self._histories.buffers()])
         self._histories.check()

@@ -4,6 +4,9 @@
 
     turn 1  | system | a0 | answer 0 |                  parked under its session: buffers, and which tokens they hold
     turn 2  | system | a0 | answer 0 | a1 |             finds three pieces; the common prefix ends where they differ
+
+A history of which tokens were dropped (:mod:`hbmtwin.allocators.retention`) serves a turn that goes on with all of it,
+the dropped ones included, and no other: what an earlier point of the conversation would need is gone.
 """
 
 from __future__ import annotations
@@ -20,12 +23,28 @@ class History(NamedTuple):
 
     buffers: Buffers
     spans: tuple[Span, ...]
-    """At least the tokens that are in the buffers; often the last answer's end as well, not computed yet."""
+    """At least the tokens that were computed; often the last answer's end as well, not computed yet."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that are in the buffers: the first ones of ``spans``."""
+        """Tokens that are in the buffers."""
         return self.buffers.filled
+
+    @property
+    def dropped(self) -> int:
+        """Tokens that were computed and are in the buffers no longer."""
+        return self.buffers.dropped
+
+    @property
+    def computed(self) -> int:
+        """Both: the first ones of ``spans``."""
+        return self.buffers.filled + self.buffers.dropped
+
+    def usable(self, tokens: int) -> int:
+        """How many of its first *tokens* a turn that begins with just those may take over."""
+        if self.dropped and tokens < self.computed:
+            return 0
+        return min(tokens, self.computed)
 
 
 class ParkedHistories:
@@ -37,6 +56,7 @@ class ParkedHistories:
     def __init__(self) -> None:
         self._by_session: dict[int, History] = {}
         self.tokens = 0
+        self.dropped_tokens = 0
         self.held_bytes = 0
 
     def __len__(self) -> int:
@@ -55,10 +75,10 @@ class ParkedHistories:
         """The buffers of all histories, in the same order. O(sessions)."""
         return [history.buffers for history in self._by_session.values()]
 
-    def tokens_of(self, session: int) -> int:
-        """Tokens of the session's history, 0 if there is none."""
+    def usable(self, session: int, tokens: int) -> int:
+        """:meth:`History.usable` of the session's history, 0 if there is none."""
         history = self._by_session.get(session)
-        return 0 if history is None else history.tokens
+        return 0 if history is None else history.usable(tokens)
 
     def held_bytes_of(self, session: int) -> int:
         """Bytes of the buffers of the session's history, 0 if there is none."""
@@ -66,11 +86,11 @@ class ParkedHistories:
         return 0 if history is None else history.buffers.held_bytes
 
     def lookup(self, s: KVSequence) -> int:
-        """Tokens of the session's history that begin *s* as well, at most ``s.num_tokens - 1``. O(spans)."""
+        """Tokens of the session's history that *s* need not compute, at most ``s.num_tokens - 1``. O(spans)."""
         history = self._by_session.get(s.session)
         if history is None:
             return 0
-        return min(common_prefix(history.spans, s.spans), history.tokens, s.num_tokens - 1)
+        return history.usable(min(common_prefix(history.spans, s.spans), s.num_tokens - 1))
 
     def park(self, session: int, history: History) -> None:
         """Keep a history as the most recent one. Raise ValueError if the session has one already."""
@@ -78,18 +98,21 @@ class ParkedHistories:
             raise ValueError(f"session {session} has a parked history already; unpark it first")
         self._by_session[session] = history
         self.tokens += history.tokens
+        self.dropped_tokens += history.dropped
         self.held_bytes += history.buffers.held_bytes
 
     def unpark(self, session: int) -> History:
         """Take the session's history out. Raise KeyError if there is none."""
         history = self._by_session.pop(session)
         self.tokens -= history.tokens
+        self.dropped_tokens -= history.dropped
         self.held_bytes -= history.buffers.held_bytes
         return history
 
     def check(self) -> None:
         """Assert the books against the histories. O(sessions)."""
         assert self.tokens == sum(history.tokens for history in self._by_session.values())
+        assert self.dropped_tokens == sum(history.dropped for history in self._by_session.values())
         assert self.held_bytes == sum(history.buffers.held_bytes for history in self._by_session.values())
 
 

@@ -11,11 +11,12 @@ from hbmtwin.allocators.histories import History, ParkedHistories, common_prefix
 from hbmtwin.allocators.records import KVSequence, Span
 
 
-def history(tokens: int, capacity: int, *spans: Span) -> History:
-    """Two buffers of *capacity* tokens, 8 bytes a token each, of which *tokens* are there."""
-    buffers = Buffers(owner=1, unit=8)
+def history(tokens: int, capacity: int, *spans: Span, dropped: int = 0) -> History:
+    """Two buffers of *capacity* tokens, 8 bytes a token each, in which *tokens* are behind those *dropped*."""
+    buffers = Buffers(owner=1, units=(8, 8))
     buffers.handles = [1, 2]
     buffers.tokens = buffers.filled = tokens
+    buffers.dropping = buffers.dropped = dropped
     buffers.capacity = buffers.grown = capacity
     return History(buffers, spans)
 
@@ -42,8 +43,8 @@ def test_the_books_count_tokens_that_are_there_and_bytes_that_are_held() -> None
     parked.park(1, history(10, 16))
     parked.park(2, history(5, 8))
     assert (len(parked), parked.tokens, parked.held_bytes) == (2, 15, 384)
-    assert (parked.tokens_of(1), parked.held_bytes_of(1)) == (10, 256)
-    assert (parked.tokens_of(7), parked.held_bytes_of(7)) == (0, 0)
+    assert (parked.usable(1, 99), parked.held_bytes_of(1)) == (10, 256)
+    assert (parked.usable(7, 99), parked.held_bytes_of(7)) == (0, 0)
     parked.check()
     assert parked.unpark(1).tokens == 10
     assert (len(parked), parked.tokens, parked.held_bytes) == (1, 5, 128)
@@ -88,6 +89,43 @@ def test_what_is_found_is_common_and_computed_and_leaves_a_token_to_compute(
     assert parked.lookup(turn(1, *spans)) == found
     assert parked.lookup(turn(2, *spans)) == 0
     assert parked.sessions() == (1,)
+
+
+# Histories of which tokens were dropped
+
+
+@pytest.mark.parametrize(
+    ("spans", "found"),
+    [
+        ((("a", 0, 10), ("b", 0, 5)), 10),
+        ((("a", 0, 9), ("b", 0, 5)), 0),
+        ((("a", 0, 10),), 0),
+        ((("b", 0, 20),), 0),
+    ],
+    ids=["goes on", "parts at the last token", "would compute the last token anew", "another conversation"],
+)
+def test_a_history_that_lost_tokens_is_found_whole_or_not_at_all(spans: tuple[Span, ...], found: int) -> None:
+    parked = ParkedHistories()
+    parked.park(1, history(4, 4, ("a", 0, 10), dropped=6))
+    assert parked.lookup(turn(1, *spans)) == found
+
+
+def test_the_books_count_dropped_tokens_apart() -> None:
+    parked = ParkedHistories()
+    parked.park(1, history(4, 4, dropped=6))
+    parked.park(2, history(5, 8))
+    assert (parked.tokens, parked.dropped_tokens, parked.held_bytes) == (9, 6, 192)
+    assert (parked.unpark(1).computed, parked.dropped_tokens) == (10, 0)
+    parked.check()
+
+
+def test_check_notices_dropped_tokens_that_changed_while_they_were_parked() -> None:
+    parked = ParkedHistories()
+    kept = history(4, 4, dropped=6)
+    parked.park(1, kept)
+    kept.buffers.dropped = 5
+    with pytest.raises(AssertionError):
+        parked.check()
 
 
 # Common prefixes
