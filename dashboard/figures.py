@@ -13,8 +13,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from hbmtwin.api import Result
-from hbmtwin.dashboard.palette import ALARM, GRID, INK, MEMORY, policy_colour
-from hbmtwin.dashboard.verdict import short_fate
+from hbmtwin.dashboard.palette import ALARM, GRID, INK, MEMORY, policy_colours
+from hbmtwin.dashboard.verdict import bytes_text, percent_text, short_fate
 
 GIB = 2**30
 COLUMNS = 500
@@ -191,10 +191,11 @@ def kv_utilization(results: Mapping[str, Result]) -> go.Figure:
     Moments at which nobody holds KV are gaps. The legend carries the time-weighted mean of the whole run.
     """
     figure = go.Figure()
-    for position, (name, result) in enumerate(results.items()):
+    colours = policy_colours(results)
+    for name, result in results.items():
         line = result.timeline
         tokens = line["kv_tokens"] + line["kv_parked"]
-        held = tokens + line["kv_unfilled"]
+        held = tokens + line["kv_padding"] + line["kv_unfilled"]
         percent = (100 * tokens / held).where(held > 0)
         drawn = thin(line, [percent.fillna(0.0)])
         mean = result.summary["kv_utilization_mean"]
@@ -203,7 +204,7 @@ def kv_utilization(results: Mapping[str, Result]) -> go.Figure:
             y=percent.loc[drawn.index].to_numpy(dtype=np.float32),
             name=f"{name} (mean {percent_text(mean)})",
             mode="lines",
-            line={"width": 2, "color": policy_colour(name, position)},
+            line={"width": 2, "color": colours[name]},
             hovertemplate="%{y:.1f} %",
         )
     style(figure, 380)
@@ -213,15 +214,67 @@ def kv_utilization(results: Mapping[str, Result]) -> go.Figure:
     return figure
 
 
+def kv_monitor_over_time(results: Mapping[str, Result]) -> go.Figure:
+    """KV usage over time, and below it the hit rate, where a token was found in memory or a limit is set on it.
+
+    Limits of alerts are dashed lines.
+    """
+    monitors = {name: result.kv_monitor for name, result in results.items()}
+    limits = sorted({limit for result in results.values() for limit in _limits(result)})
+    reuse = any((m["hit_rate"] > 0).any() for m in monitors.values()) or any(row == 2 for row, _, _ in limits)
+    figure = make_subplots(rows=1 + reuse, cols=1, shared_xaxes=True, vertical_spacing=0.09)
+    colours = policy_colours(results)
+    for name, monitor in monitors.items():
+        for row, metric in enumerate(("usage", "hit_rate")[: 1 + reuse], start=1):
+            percent = 100 * monitor[metric]
+            drawn = thin(monitor, [percent.fillna(0.0)])
+            figure.add_scatter(
+                x=drawn["time_ns"].to_numpy() / 1e9,
+                y=percent.loc[drawn.index].to_numpy(dtype=np.float32),
+                name=name,
+                legendgroup=name,
+                showlegend=row == 1,
+                mode="lines",
+                line={"width": 2, "color": colours[name]},
+                hovertemplate="%{y:.1f} %",
+                row=row,
+                col=1,
+            )
+    for row, percent, text in limits:
+        figure.add_hline(
+            y=percent,
+            line={"color": ALARM, "width": 1, "dash": "dash"},
+            annotation={"text": text, "font": {"color": ALARM, "size": 12}},
+            annotation_position="top left",
+            row=row,
+            col=1,
+        )
+    style(figure, 380 + 200 * reuse)
+    figure.update_xaxes(title_text="simulated time (s)", row=1 + reuse, col=1)
+    figure.update_yaxes(title_text="KV usage (% of its budget)", range=[0, 103], row=1, col=1)
+    if reuse:
+        figure.update_yaxes(title_text="KV hit rate so far (%)", range=[-3, 103], row=2, col=1)
+    _legend_above(figure)
+    return figure
+
+
+def _limits(result: Result) -> list[tuple[int, float, str]]:
+    """Panel, height in percent and text of each limit that a run's scenario sets."""
+    wanted, budget = result.scenario.results, result.summary["kv_budget_bytes"]
+    found = []
+    if (size := wanted.alert_kv_used_bytes) is not None:
+        found.append((1, round(100 * size / budget, 1), f"alert above {bytes_text(size)}"))
+    if (usage := wanted.alert_kv_usage) is not None:
+        found.append((1, 100 * usage, f"alert above {percent_text(usage)}"))
+    if (rate := wanted.alert_hit_rate) is not None:
+        found.append((2, 100 * rate, f"alert below {percent_text(rate)}"))
+    return found
+
+
 def _legend_above(figure: go.Figure) -> None:
     """One legend of two rows at most, below the buttons that Plotly shows at the top."""
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
     figure.update_layout(hovermode="x unified", legend=legend, margin={"t": 80})
-
-
-def percent_text(ratio: object) -> str:
-    """A ratio as percent, or a dash where there is none."""
-    return f"{100 * ratio:.1f} %" if isinstance(ratio, int | float) else "–"
 
 
 def latency_by_turn(results: Mapping[str, Result]) -> go.Figure:
@@ -233,11 +286,12 @@ def latency_by_turn(results: Mapping[str, Result]) -> go.Figure:
     tables = {name: _tpot_table(result.requests) for name, result in results.items()}
     turns = any((table["turn"] > 0).any() for table in tables.values())
     figure = go.Figure()
-    for position, (name, table) in enumerate(tables.items()):
+    colours = policy_colours(results)
+    for name, table in tables.items():
         if table.empty:
             continue
         bands = _bands(table, by_turn=turns)
-        colour = policy_colour(name, position)
+        colour = colours[name]
         band = bands[bands["count"] >= 5]
         figure.add_scatter(
             x=np.concatenate([band["x"], band["x"][::-1]]),

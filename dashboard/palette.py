@@ -7,6 +7,8 @@ mistaken for a kind of memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import cycle
 from typing import NamedTuple
 
 
@@ -43,10 +45,13 @@ ALARM = "#B00020"
 INK = "#222222"
 GRID = "#E3E3E3"
 
-_POLICIES = ("#332288", "#999933", "#882255", "#2A9D8F", "#117733", "#AA4499", "#661100", "#6699CC")
+_POLICIES = ("#332288", "#999933", "#882255", "#2A9D8F", "#6699CC", "#117733", "#AA4499", "#661100")
 _KNOWN = ("caching", "pooled", "doubling", "paged")
 
 
-def policy_colour(name: str, position: int) -> str:
-    """Colour of a policy's line: fixed for the four presets, by position for others."""
-    return _POLICIES[_KNOWN.index(name) if name in _KNOWN else (len(_KNOWN) + position) % len(_POLICIES)]
+def policy_colours(names: Iterable[str]) -> dict[str, str]:
+    """Colours of the lines of a figure: fixed for the four presets, the others in turn for variants."""
+    names = list(names)
+    taken = [_POLICIES[_KNOWN.index(name)] for name in names if name in _KNOWN]
+    free = cycle([colour for colour in (*_POLICIES[len(_KNOWN) :], *_POLICIES) if colour not in taken])
+    return {name: _POLICIES[_KNOWN.index(name)] if name in _KNOWN else next(free) for name in names}

@@ -16,11 +16,24 @@ from plotly.offline import get_plotlyjs
 
 from hbmtwin.api import Result
 from hbmtwin.dashboard.address_map import address_map, moments
-from hbmtwin.dashboard.figures import kv_utilization, latency_by_turn, memory_over_time
-from hbmtwin.dashboard.verdict import HEADER, headline, oom_in_words, rejections_text, rows, same_traffic, server_log
+from hbmtwin.dashboard.figures import kv_monitor_over_time, kv_utilization, latency_by_turn, memory_over_time
+from hbmtwin.dashboard.remarks import alert_text
+from hbmtwin.dashboard.settings import settings_table
+from hbmtwin.dashboard.verdict import (
+    HEADER,
+    headline,
+    oom_in_words,
+    rejections_text,
+    rows,
+    same_traffic,
+    server_log,
+    traffic_changes,
+)
 
 MAX_MOMENTS = 8
 """Address maps of one policy that a report carries: the last one (which is the death, if it died) is always there."""
+MAX_ALERTS = 50
+"""Alerts of one run that a report lists."""
 
 
 def write_report(results: Mapping[str, Result], path: Path) -> None:
@@ -35,13 +48,16 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
     died = [name for name, summary in summaries.items() if summary["oom"] is not None]
     template = Template(files("hbmtwin.dashboard").joinpath("report.html").read_text(encoding="utf-8"))
     page = template.substitute(
-        title="KV-memory policies on the same traffic" if len(results) > 1 else "one run",
+        title=_title(results),
         setting=html.escape(_setting(one)),
         same=html.escape(f". {same_traffic(results)}") if len(results) > 1 else "",
         headline=html.escape(headline(summaries)),
         table=_table(results),
+        settings=_settings(results),
         deaths="\n".join(_death(name, summaries[name]) for name in died),
         memory=_inline(memory_over_time(results), "memory"),
+        monitor=_inline(kv_monitor_over_time(results), "monitor"),
+        alerts=_alerts(summaries),
         utilization=_inline(kv_utilization(results), "utilization"),
         latency=_inline(latency_by_turn(results), "latency"),
         maps=_maps(results),
@@ -53,6 +69,12 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_name("plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
     path.write_text(page, encoding="utf-8")
+
+
+def _title(results: Mapping[str, Result]) -> str:
+    if len(results) == 1:
+        return "one run"
+    return "KV-memory policies compared" if traffic_changes(results) else "KV-memory policies on the same traffic"
 
 
 def _setting(result: Result) -> str:
@@ -85,6 +107,34 @@ def _table(results: Mapping[str, Result]) -> str:
         body.append(f'<tr{kind} title="{hint}" data-policy="{html.escape(name)}">')
         body.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _settings(results: Mapping[str, Result]) -> str:
+    header, cells = settings_table({name: result.scenario for name, result in results.items()})
+    if len(header) == 1:
+        return ""
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in header)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
+    return (
+        "<details open><summary>Settings that differ (–: does not concern it)</summary>"
+        f'<div class="wide"><table class="settings"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        "</details>"
+    )
+
+
+def _alerts(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """The alerts of each run behind a line that counts them; empty where there are none."""
+    parts = []
+    for name, summary in summaries.items():
+        if alerts := summary["alerts"]:
+            count = f"{len(alerts):,} alerts" if len(alerts) > 1 else "1 alert"
+            items = "".join(f"<li>{html.escape(alert_text(alert))}</li>" for alert in alerts[:MAX_ALERTS])
+            more = f"<li>and {len(alerts) - MAX_ALERTS:,} more in summary.json</li>" if len(alerts) > MAX_ALERTS else ""
+            parts.append(
+                f"<details><summary><strong>{html.escape(name)}</strong>: {count}, the first: "
+                f"{html.escape(alert_text(alerts[0]))}</summary><ul>{items}{more}</ul></details>"
+            )
+    return "\n".join(parts)
 
 
 def _inline(figure: go.Figure, div_id: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hbmtwin.api import RULES, Result
+from hbmtwin.api import RULES, Result, differences
 
 Summary = Mapping[str, Any]
 
@@ -150,6 +150,8 @@ def _number(value: float | None, factor: float, digits: int) -> str:
 
 def same_traffic(results: Mapping[str, Result]) -> str:
     """What the policies of a comparison share of their traffic: all of it, or all but when turns arrive."""
+    if changed := traffic_changes(results):
+        return f"The runs do not have the same traffic: they differ in {_listed(changed)}."
     closed = any(result.scenario.workload.users is not None for result in results.values())
     if closed or any((result.requests["turn"] > 0).any() for result in results.values()):
         why = "a user waits for each answer" if closed else "a turn waits for the answer before it"
@@ -157,9 +159,24 @@ def same_traffic(results: Mapping[str, Result]) -> str:
     return "Every policy gets the same requests at the same times."
 
 
+def traffic_changes(results: Mapping[str, Result]) -> list[str]:
+    """The keys of traffic in which the runs of a comparison differ."""
+    scenarios = {name: result.scenario for name, result in results.items()}
+    return [key for key in differences(scenarios) if _is_of_traffic(key)]
+
+
+def _is_of_traffic(key: str) -> bool:
+    return key == "seed" or (key.startswith(("workload.", "session.")) and key != "session.between_turns")
+
+
 def rejections_text(summary: Summary) -> str:
     """Rejected requests by reason; empty when none was."""
     return ", ".join(f"{count:,} {reason}" for reason, count in summary["requests_rejected"].items())
+
+
+def percent_text(ratio: float | None) -> str:
+    """A ratio as percent, or a dash where there is none."""
+    return MISSING if ratio is None else f"{100 * ratio:.1f} %"
 
 
 def seconds_text(seconds: float | None) -> str:

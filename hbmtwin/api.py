@@ -14,7 +14,7 @@ from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
 from hbmtwin.sim.engine import Progress
-from hbmtwin.sim.experiment import compare
+from hbmtwin.sim.experiment import compare, differences
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.legality import notes
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
@@ -56,6 +56,7 @@ __all__ = [
     "device",
     "device_allocators",
     "devices",
+    "differences",
     "kv_layout",
     "kv_policies",
     "make_allocator",

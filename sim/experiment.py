@@ -2,49 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
 from threading import current_thread, main_thread
+from typing import Any, TypeVar
 
 from joblib import Parallel, cpu_count, delayed
 from joblib.externals.loky import get_reusable_executor
 
+from hbmtwin.allocators.growth import GROWTH_RULES
+from hbmtwin.allocators.registry import kv_policies
+from hbmtwin.sim.legality import effective_oom
 from hbmtwin.sim.result import Result
-from hbmtwin.sim.run import run
-from hbmtwin.sim.scenario import Scenario
+from hbmtwin.sim.run import Twin, run
+from hbmtwin.sim.scenario import Scenario, known_keys
+
+T = TypeVar("T")
 
 
 def compare(
     path: Path | None,
     policies: Sequence[str],
     *,
+    variants: Mapping[str, Sequence[str]] | None = None,
     overrides: Sequence[str] = (),
     seed: int | None = None,
     jobs: int = -1,
     finished: Callable[[str], None] | None = None,
 ) -> dict[str, Result]:
-    """Run the same scenario under each preset; return the results in the order of *policies*.
+    """Run the same scenario under each preset, then under each variant; return the results in that order.
 
-    *jobs* processes run at once (-1: one a core); *finished* is told each preset's name as its run comes in. Raise
-    what :func:`hbmtwin.sim.run.run` raises; every scenario is read before the first run starts.
+    A variant is a name and ``a.b=c`` settings on top of the scenario as :func:`hbmtwin.sim.run.run` would take it.
+    *jobs* processes run at once (-1: one a core); *finished* is told each name as its run comes in. Raise what
+    :class:`hbmtwin.sim.run.Twin` raises, with a note that names the variant; every server is built, and so checked,
+    before the first run starts.
     """
-    scenarios = [Scenario.load(path, overrides=overrides, preset=name, seed=seed) for name in policies]
-    results: dict[str, Result] = {}
+    scenarios = {name: Scenario.load(path, overrides=overrides, preset=name, seed=seed) for name in policies}
+    for scenario in scenarios.values():
+        Twin(scenario)
+    for name, settings in (variants or {}).items():
+        if name in scenarios:
+            raise ValueError(f"there is a run called {name!r} already")
+        try:
+            scenarios[name] = Scenario.load(path, overrides=[*overrides, *settings], seed=seed)
+            Twin(scenarios[name])
+        except Exception as error:
+            error.add_note(f"variant {name!r}")
+            raise
+    names = list(scenarios)
+    told = (lambda place: finished(names[place])) if finished is not None else None
+    results = in_processes(run, list(scenarios.values()), jobs=jobs, finished=told)
+    return dict(zip(names, results, strict=True))
+
+
+def in_processes(
+    call: Callable[[Scenario], T],
+    scenarios: Sequence[Scenario],
+    *,
+    jobs: int = -1,
+    finished: Callable[[int], None] | None = None,
+) -> list[T]:
+    """Call a function with each scenario, in *jobs* processes; return what it returned, in their order.
+
+    *finished* is told the place of each as it comes in. An interrupt leaves no process behind.
+    """
+    outcomes: list[T] = []
+    if not scenarios:
+        return outcomes
     try:
         with _workers_deaf_to_ctrl_c():
-            outcomes = Parallel(n_jobs=min(len(scenarios), _cores(jobs)), return_as="generator")(
-                delayed(run)(scenario) for scenario in scenarios
+            coming = Parallel(n_jobs=min(len(scenarios), _cores(jobs)), return_as="generator")(
+                delayed(call)(scenario) for scenario in scenarios
             )
-        for name, result in zip(policies, outcomes, strict=True):
-            results[name] = result
+        for place, outcome in enumerate(coming):
+            outcomes.append(outcome)
             if finished is not None:
-                finished(name)
+                finished(place)
     except BaseException:  # an interrupt too: workers would finish their runs for nobody, and then wait for ever
         get_reusable_executor().shutdown(wait=True, kill_workers=True)
         raise
-    return results
+    return outcomes
+
+
+def differences(scenarios: Mapping[str, Scenario]) -> dict[str, dict[str, Any]]:
+    """The keys on which scenarios differ, in the order of the file: the value of each, by name of scenario.
+
+    A scenario whose KV policy does not know a key has no value there; a key that some know and others do not differs
+    if its value is not the default. ``memory.oom`` is the one in force; ``kv_cache.preset``, being a name for other
+    keys, is left out.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    for key in known_keys():
+        values = {name: _value(scenario, key) for name, scenario in scenarios.items() if _concerns(scenario, key)}
+        default = [_value(Scenario(), key)] if 0 < len(values) < len(scenarios) else []
+        if key != "kv_cache.preset" and not _alike([*values.values(), *default]):
+            table[key] = values
+    return table
+
+
+def _concerns(scenario: Scenario, key: str) -> bool:
+    """Whether a key of ``kv_cache`` is a setting of the policy and of the growth rule in use; others concern all."""
+    section, _, name = key.rpartition(".")
+    kv = scenario.kv_cache
+    if section != "kv_cache":
+        return True
+    knowing = [policy for policy, kind in kv_policies if name in _settings_of(kind.Config)]
+    if knowing and kv.policy not in knowing:
+        return False
+    growing = [rule for rule, kind in GROWTH_RULES.items() if name in _settings_of(kind)]
+    return not growing or kv.growth in growing or (kv.growth == "hybrid" and kv.decode_growth in growing)
+
+
+def _settings_of(config: Any) -> set[str]:
+    return {field.name for field in fields(config)}
+
+
+def _value(scenario: Scenario, key: str) -> Any:
+    """The value of a dotted key, ``memory.oom`` with its default."""
+    if key == "memory.oom":
+        return effective_oom(scenario)
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(scenario, section) if section else scenario, name)
+
+
+def _alike(values: Sequence[Any]) -> bool:
+    """Whether all are equal."""
+    return all(value == values[0] for value in values)
 
 
 @contextmanager

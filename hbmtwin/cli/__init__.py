@@ -53,6 +53,15 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. workload.num_prompts=100. May be repeated."),
 ]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="NAME:KEY=VALUE,...",
+        help="A run of your own: the scenario with these keys, e.g. big:kv_cache.preset=doubling,"
+        "kv_cache.initial_tokens=1024. A value with commas stands in brackets or quotes. May be repeated.",
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of every random draw; default: the scenario's.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text for people.")]
 FailOnOom = Annotated[bool, typer.Option("--fail-on-oom", help="Exit with 3 when a server died of memory.")]
@@ -101,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _exit_code(error)
         if code is None:
             raise
-        return _complain(str(error) + _subtraction(error), code)
+        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        return _complain(where + str(error) + _subtraction(error), code)
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -217,6 +227,7 @@ def run(
     from hbmtwin.api import run as simulate
     from hbmtwin.cli.progress import progress_of_run
     from hbmtwin.cli.tables import print_run
+    from hbmtwin.dashboard.remarks import alert_lines
 
     _check_target(out)
     loaded = Scenario.load(scenario, overrides=overrides or (), seed=seed)
@@ -226,6 +237,8 @@ def run(
     with progress_of_run() as progress:
         result = simulate(loaded, progress=progress)
     wall_s = time.monotonic() - begin
+    for line in alert_lines(result.summary):
+        print(f"note: {line}", file=sys.stderr)
     if out is not None:
         result.save(out)
     if json_:
@@ -240,8 +253,9 @@ def run(
 def compare(
     scenario: ScenarioFile = None,
     policies: Annotated[
-        str, typer.Option(help="Presets to compare, separated by commas.")
+        str, typer.Option(help="Presets to compare, separated by commas; none: only the variants.")
     ] = "caching,pooled,doubling,paged",
+    variants: Variants = None,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Directory for report.html and each run's result.")] = Path(
         "hbmtwin-compare"
@@ -250,34 +264,33 @@ def compare(
     json_: Json = False,
     fail_on_oom: FailOnOom = False,
 ) -> int:
-    """Run KV-memory policies on the same traffic, and write a report."""
-    from hbmtwin.api import PRESETS, write_directory
+    """Run KV-memory policies and variants of your own on the same traffic, and write a report."""
     from hbmtwin.api import compare as simulate
-    from hbmtwin.cli.progress import progress_of_comparison
+    from hbmtwin.api import write_directory
+    from hbmtwin.cli.progress import progress_of_runs
     from hbmtwin.cli.tables import print_comparison
+    from hbmtwin.cli.variants import parse_variants
+    from hbmtwin.dashboard.remarks import remarks
     from hbmtwin.dashboard.verdict import same_traffic
 
-    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
-    if not names:
-        raise UsageError("--policies names none; write for example --policies caching,paged")
-    for name in names:
-        if name not in PRESETS:
-            near = difflib.get_close_matches(name, PRESETS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"--policies: no preset is called {name!r} (there are {', '.join(PRESETS)}){hint}")
+    own = parse_variants(variants or ())
+    names = _presets(policies)
+    if not names and not own:
+        raise UsageError("nothing to compare: write for example --policies caching,paged, or give a --variant")
     _check_target(out)
     begin = time.monotonic()
-    with progress_of_comparison(names) as finished:
-        results = simulate(scenario, names, overrides=overrides or (), seed=seed, finished=finished)
+    with progress_of_runs([*names, *own]) as finished:
+        results = simulate(scenario, names, variants=own, overrides=overrides or (), seed=seed, finished=finished)
     wall_s = time.monotonic() - begin
-    for note in dict.fromkeys(note for result in results.values() for note in result.summary["notes"]):
-        print(f"note: {note}", file=sys.stderr)
+    for remark in remarks({name: result.summary for name, result in results.items()}):
+        print(f"note: {remark}", file=sys.stderr)
     write_directory(out, _comparison_writer(results))
     if json_:
         print(_json({name: _with_wall(result, wall_s) for name, result in results.items()}))
     else:
         summaries = {name: result.summary for name, result in results.items()}
-        print_comparison(_stdout(), summaries, wall_s, same_traffic(results) if len(results) > 1 else "")
+        settings = {name: result.scenario for name, result in results.items()} if own else None
+        print_comparison(_stdout(), summaries, wall_s, same_traffic(results) if len(results) > 1 else "", settings)
     print(f"report: {out / 'report.html'}", file=sys.stderr)
     return DOES_NOT_FIT if fail_on_oom and any(r.oom is not None for r in results.values()) else OK
 
@@ -345,6 +358,20 @@ def validate_allocator(
     else:
         print_report(_stdout(), report, wall_s)
     return DIFFERS if report.differing else OK
+
+
+def _presets(policies: str) -> list[str]:
+    from hbmtwin.api import PRESETS
+
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
+    if names == ["none"]:
+        return []
+    for name in names:
+        if name not in PRESETS:
+            near = difflib.get_close_matches(name, PRESETS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"--policies: no preset is called {name!r} (there are {', '.join(PRESETS)}){hint}")
+    return names
 
 
 def _comparison_writer(results: dict[str, Result]) -> Callable[[Path], None]:

@@ -40,8 +40,8 @@ def progress_of_run() -> Iterator[Callable[[Progress], None] | None]:
 
 
 @contextmanager
-def progress_of_comparison(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """Yield what a comparison calls with each policy that has finished."""
+def progress_of_runs(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """Yield what a comparison calls with each run that has finished."""
     with _bars() as bars:
-        task = bars.add_task(", ".join(names), total=len(names))
+        task = bars.add_task(f"{len(names)} runs", total=len(names))
         yield lambda name: bars.update(task, advance=1, description=f"{name} done")

@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from hbmtwin.api import Scenario
+from hbmtwin.dashboard.settings import settings_table
 from hbmtwin.dashboard.verdict import (
     GIB,
     HEADER,
@@ -22,6 +24,7 @@ from hbmtwin.dashboard.verdict import (
     fate,
     headline,
     oom_in_words,
+    percent_text,
     rejections_text,
     rows,
     seconds_text,
@@ -32,12 +35,23 @@ WORDS = 24
 """Columns that a cell of several words gets at least, before a table is cut in two."""
 
 
-def print_comparison(console: Console, summaries: Mapping[str, Summary], wall_s: float, traffic: str = "") -> None:
-    """The verdict first, then one row a policy, then the deaths in words and how far to trust the times."""
+def print_comparison(
+    console: Console,
+    summaries: Mapping[str, Summary],
+    wall_s: float,
+    traffic: str = "",
+    scenarios: Mapping[str, Scenario] | None = None,
+) -> None:
+    """The verdict first, then one row a policy, then the deaths in words and how far to trust the times.
+
+    With *scenarios* also in which settings they differ.
+    """
     first = next(iter(summaries.values()))
     console.print(f"[bold]{escape(headline(summaries))}[/bold]")
     styles = ["red" if summary["oom"] is not None else "" for summary in summaries.values()]
     _print_table(console, HEADER, rows(summaries), words=("verdict",), styles=styles)
+    if scenarios is not None:
+        _print_settings(console, scenarios)
     for name, summary in summaries.items():
         if summary["oom"] is not None:
             console.print(f"[bold]{escape(name)}[/bold]: {escape(oom_in_words(summary['oom']))}")
@@ -52,6 +66,14 @@ def print_comparison(console: Console, summaries: Mapping[str, Summary], wall_s:
         f"Took {wall_s:.1f} s.".lstrip(),
         style="dim",
     )
+
+
+def _print_settings(console: Console, scenarios: Mapping[str, Scenario]) -> None:
+    header, cells = settings_table(scenarios)
+    if len(header) > 1:
+        long = [title for place, title in enumerate(header) if max(len(row[place]) for row in cells) > WORDS]
+        console.print("[bold]Settings that differ[/bold] (–: does not concern it)")
+        _print_table(console, header, cells, words=long)
 
 
 def _print_table(
@@ -141,9 +163,9 @@ def _run_lines(s: Summary) -> list[tuple[str, str]]:
         ),
         (
             "means over time",
-            f"KV utilisation {_percent(s['kv_utilization_mean'])}, KV usage {_percent(s['kv_usage_mean'])}, "
-            f"internal fragmentation {_percent(s['internal_fragmentation_mean'])}, "
-            f"external {_percent(s['external_fragmentation_mean'])}",
+            f"KV utilisation {percent_text(s['kv_utilization_mean'])}, KV usage {percent_text(s['kv_usage_mean'])}, "
+            f"internal fragmentation {percent_text(s['internal_fragmentation_mean'])}, "
+            f"external {percent_text(s['external_fragmentation_mean'])}",
         ),
         *((label, _percentiles(s[key])) for label, key in _LATENCIES),
         (
@@ -154,10 +176,6 @@ def _run_lines(s: Summary) -> list[tuple[str, str]]:
 
 
 _LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"), ("queue", "queue_s"))
-
-
-def _percent(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{100 * ratio:.1f} %"
 
 
 def _percentiles(values: Mapping[str, float | None]) -> str:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from hbmtwin.cli.progress import progress_of_comparison
+from hbmtwin.cli.progress import progress_of_runs
 from hbmtwin.validation.allocator import Backend, CaseReport, EmulatedBackend, Report, from_files, made_up, validate
 from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable
 from hbmtwin.validation.emulated import EmulatedNpu, EmulatorUnavailable, NpuSettings, WorkerDied
@@ -41,7 +41,7 @@ def validate_allocator(
     """
     cases = from_files(traces, settings) if traces else made_up(operations, seed)
     names = [str(trace) for trace in traces] or [c.name for c in CONFIGURATIONS]
-    with ExitStack() as opened, progress_of_comparison(names) as finished:
+    with ExitStack() as opened, progress_of_runs(names) as finished:
         try:
             real = _open(backend, opened)
             report = validate(cases, real, done=lambda report: finished(report.name))

@@ -67,7 +67,7 @@ def test_an_unknown_preset_is_a_usage_error(shell: Shell) -> None:
     assert said == (
         "--policies: no preset is called 'pagd' (there are caching, pooled, doubling, paged); did you mean 'paged'?"
     )
-    assert "names none" in complaint(shell("compare", "--policies", ","), 2)
+    assert "nothing to compare" in complaint(shell("compare", "--policies", ","), 2)
 
 
 def test_a_missing_scenario_and_a_broken_one(shell: Shell, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hbmtwin.api import PRESETS, Result, Scenario, run
-from hbmtwin.dashboard.figures import GIB, kv_utilization, latency_by_turn, memory_over_time, thin
-from hbmtwin.dashboard.palette import MEMORY, policy_colour
+from hbmtwin.dashboard.figures import GIB, kv_monitor_over_time, kv_utilization, latency_by_turn, memory_over_time, thin
+from hbmtwin.dashboard.palette import MEMORY, policy_colours
 from hbmtwin.sim.books import Row
 
 CROWD = (
@@ -30,8 +32,18 @@ def test_the_bands_are_every_byte_column_of_the_timeline_each_once() -> None:
 
 
 def test_no_two_meanings_share_a_colour() -> None:
-    colours = [layer.colour for layer in MEMORY.values()] + [policy_colour(p, i) for i, p in enumerate(PRESETS)]
+    lines = policy_colours([*PRESETS, "one", "two", "three", "four"])
+    colours = [layer.colour for layer in MEMORY.values()] + list(lines.values())
     assert len(set(colours)) == len(colours)
+
+
+def test_a_preset_keeps_its_colour_and_variants_take_the_others() -> None:
+    whole = policy_colours(PRESETS)
+    some = policy_colours(["mine", "paged", "yours"])
+    assert some["paged"] == whole["paged"]
+    assert len(set(some.values())) == 3
+    assert not {some["mine"], some["yours"]} & set(whole.values())
+    assert len(policy_colours([f"v{i}" for i in range(20)])) == 20
 
 
 def test_each_column_of_the_memory_picture_sums_to_the_capacity(results: dict[str, Result]) -> None:
@@ -77,6 +89,40 @@ def test_utilisation_is_tokens_over_what_sequences_hold(results: dict[str, Resul
     for time_s, percent in zip(trace.x, trace.y, strict=True):
         there = expected[line["time_ns"] / 1e9 == time_s].to_numpy()
         assert np.isclose(there, percent, rtol=1e-5, equal_nan=True).any()
+
+
+def test_padding_is_held_and_no_token(results: dict[str, Result]) -> None:
+    padded = results["doubling"].timeline.assign(kv_padding=results["doubling"].timeline["kv_tokens"])
+    percent = kv_utilization({"static": replace(results["doubling"], timeline=padded)}).data[0].y
+    assert np.nanmax(percent) <= 50.0 < np.nanmax(kv_utilization(results).data[0].y)
+
+
+def test_the_monitor_shows_usage_and_the_hit_rate_only_where_there_is_one(results: dict[str, Result]) -> None:
+    figure = kv_monitor_over_time(results)
+    assert [trace.name for trace in figure.data] == ["doubling", "paged"]
+    for trace, result in zip(figure.data, results.values(), strict=True):
+        series = 100 * result.kv_monitor["usage"]
+        assert np.nanmax(trace.y) == pytest.approx(series.max(), rel=1e-6)
+    kept = run(Scenario.load(preset="doubling", overrides=[*CROWD, "session.between_turns=keep"]))
+    figure = kv_monitor_over_time({**results, "kept": kept})
+    assert [trace.name for trace in figure.data] == [name for name in (*results, "kept") for _ in range(2)]
+    rate = figure.data[-1]
+    assert (rate.yaxis, rate.showlegend) == ("y2", False)
+    assert rate.y[-1] == pytest.approx(100 * kept.kv_monitor["hit_rate"].iloc[-1])
+
+
+def test_limits_of_alerts_are_lines_and_bring_the_hit_rate_in() -> None:
+    limits = ["results.alert_kv_usage=0.8", "results.alert_hit_rate=0.9", "results.alert_kv_used_bytes=1GiB"]
+    result = run(Scenario.load(overrides=[*CROWD, *limits]))
+    figure = kv_monitor_over_time({"paged": result})
+    share = 100 * GIB / result.summary["kv_budget_bytes"]
+    lines = {(shape.yref, shape.y0) for shape in figure.layout.shapes}
+    assert lines == {("y", round(share, 1)), ("y", 80.0), ("y2", 90.0)}
+    assert {note.text for note in figure.layout.annotations} == {
+        "alert above 1.00 GiB",
+        "alert above 80.0 %",
+        "alert below 90.0 %",
+    }
 
 
 def test_latency_stands_against_the_turn_and_the_median_is_the_requests_own(results: dict[str, Result]) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,30 @@ def test_every_policy_has_maps_and_the_dead_one_shows_its_last_moment(page: str)
     assert list(maps) == ["doubling", "paged"]
     assert all(1 < len(shown) <= MAX_MOMENTS for shown in maps.values())
     assert maps["doubling"][-1]["label"].endswith("s, out of memory")
+
+
+def test_settings_that_differ_are_a_table(page: str) -> None:
+    assert "<tr><td>doubling</td><td>stop</td><td>contiguous</td><td>doubling</td>" in page
+    assert "<tr><td>paged</td><td>preempt</td><td>paged</td><td>–</td>" in page
+
+
+def test_alerts_are_counted_and_listed(results: dict[str, Result], tmp_path: Path) -> None:
+    alert = {"metric": "usage", "kind": "above", "threshold": 0.5, "value": 0.6, "worst": 0.75, "cleared_s": 9.0}
+    for count, told in ((0, ""), (1, "1 alert, the first"), (60, "60 alerts, the first")):
+        summary = {**results["paged"].summary, "alerts": [{**alert, "time_s": float(i)} for i in range(count)]}
+        write_report({"paged": replace(results["paged"], summary=summary)}, tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert told in page
+        assert page.count("<li>KV usage above 50.0 % from") == min(count, 50)
+        assert ("and 10 more in summary.json" in page) is (count == 60)
+
+
+def test_a_comparison_of_different_traffic_does_not_say_the_same(results: dict[str, Result], tmp_path: Path) -> None:
+    other = run(Scenario.load(overrides=["workload.num_prompts=4", "session.turns=1"]))
+    write_report({"paged": results["paged"], "few": other}, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h1>KV-memory policies compared</h1>" in page
+    assert "on the same traffic" not in page
 
 
 def test_no_placeholder_is_left(page: str) -> None:

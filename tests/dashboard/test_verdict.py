@@ -15,6 +15,7 @@ from hbmtwin.dashboard.verdict import (
     fate,
     headline,
     oom_in_words,
+    percent_text,
     rows,
     same_traffic,
     seconds_text,
@@ -144,6 +145,14 @@ def test_what_the_policies_of_a_comparison_share(overrides: list[str], said: str
     assert same_traffic({"paged": result}).endswith(said)
 
 
+def test_runs_of_different_traffic_say_in_what_it_differs() -> None:
+    few = ["workload.num_prompts=6", "workload.prompt_tokens=100", "workload.output_tokens=10", "session.turns=1"]
+    runs = {n: run(Scenario.load(overrides=[*few, f"seed={n}", f"workload.time_scale={n}"])) for n in (1, 2)}
+    assert same_traffic(runs) == ("The runs do not have the same traffic: they differ in seed and workload.time_scale.")
+    kept = {n: run(Scenario.load(overrides=[*few, f"session.between_turns={n}"])) for n in ("keep", "drop")}
+    assert same_traffic(kept) == "Every policy gets the same requests at the same times."
+
+
 def test_a_row_has_a_cell_a_column_and_a_dash_for_what_is_not() -> None:
     (row,) = rows({"paged": summary()})
     assert len(row) == len(HEADER)
@@ -158,4 +167,5 @@ def test_units_follow_the_size() -> None:
         "1.50 MiB",
         "1.50 GiB",
     ]
+    assert [percent_text(r) for r in (None, 0.0, 0.123456, 1)] == ["–", "0.0 %", "12.3 %", "100.0 %"]
     assert [seconds_text(s) for s in (None, 0.0, 0.0241, 90.5)] == ["–", "0.00 s", "24.1 ms", "90.50 s"]
