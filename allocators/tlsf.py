@@ -74,7 +74,7 @@ class TlsfConfig:
     alignment_bytes: int = 512
     """Unit of sizes, and of addresses counted from the region's start; a power of two."""
     second_level_log2: int = 5
-    """Log2 of the lists per power of two: J of the mapping, SLI in the papers, which take 4 or 5."""
+    """Log2 of the lists per power of two: J of the mapping; 5 is that of the authors' implementation."""
 
     def __post_init__(self) -> None:
         check_region(self.limit_bytes, self.alignment_bytes)
