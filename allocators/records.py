@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 Span = tuple[str | int, int, int]
@@ -114,7 +115,7 @@ class KVDtype(NamedTuple):
 SIXTEEN_BIT = KVDtype()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KVLayout:
     """How many bytes the KV of one token takes on one tensor-parallel rank.
 
@@ -164,7 +165,7 @@ class KVLayout:
         v_head_dim = self.head_dim if self.v_head_dim is None else self.v_head_dim
         return k, (v_head_dim, self.v_dtype or self.dtype)
 
-    @property
+    @cached_property
     def tensor_bytes(self) -> tuple[int, ...]:
         """Bytes of one token in each tensor of a layer, in the order in which they are made.
 
@@ -189,12 +190,12 @@ class KVLayout:
                 found.append((name, CHANNEL_SCALE_BYTES * self.kv_heads_per_rank * head_dim))
         return tuple(found)
 
-    @property
+    @cached_property
     def layer_token_bytes(self) -> int:
         """Bytes of one token in one layer, all its tensors together."""
         return sum(self.tensor_bytes)
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token on this rank, all layers and tensors."""
         return self.num_layers * self.layer_token_bytes
