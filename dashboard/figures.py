@@ -240,9 +240,9 @@ def kv_monitor_over_time(results: Mapping[str, Result]) -> go.Figure:
                 row=row,
                 col=1,
             )
-    for row, percent, text in limits:
+    for row, height, text in limits:
         figure.add_hline(
-            y=percent,
+            y=height,
             line={"color": ALARM, "width": 1, "dash": "dash"},
             annotation={"text": text, "font": {"color": ALARM, "size": 12}},
             annotation_position="top left",

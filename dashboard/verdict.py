@@ -51,6 +51,8 @@ def fate(summary: Summary) -> str:
         words.append(f"{preemptions:,} preemptions" if preemptions > 1 else "1 preemption")
     if rejected := sum(summary["requests_rejected"].values()):
         words.append(f"{rejected:,} rejected")
+    if turns := summary["turns_with_dropped_tokens"]:
+        words.append(f"{turns:,} turns lost tokens" if turns > 1 else "1 turn lost tokens")
     return ", ".join(words)
 
 
@@ -177,6 +179,16 @@ def rejections_text(summary: Summary) -> str:
 def percent_text(ratio: float | None) -> str:
     """A ratio as percent, or a dash where there is none."""
     return MISSING if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def dropped_text(summary: Summary) -> str:
+    """How many tokens retention dropped, of how many turns."""
+    turns = summary["turns_with_dropped_tokens"]
+    return (
+        f"{summary['dropped_tokens']:,}, of {turns:,} turns"
+        if turns > 1
+        else f"{summary['dropped_tokens']:,}, of 1 turn"
+    )
 
 
 def seconds_text(seconds: float | None) -> str:

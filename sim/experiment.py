@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -109,10 +109,11 @@ def _concerns(scenario: Scenario, key: str) -> bool:
     kv = scenario.kv_cache
     if section != "kv_cache":
         return True
-    knowing = [policy for policy, kind in kv_policies if name in _settings_of(kind.Config)]
+    policies: Iterable[tuple[str, Any]] = kv_policies
+    knowing = [policy for policy, cls in policies if name in _settings_of(cls.Config)]
     if knowing and kv.policy not in knowing:
         return False
-    growing = [rule for rule, kind in GROWTH_RULES.items() if name in _settings_of(kind)]
+    growing = [rule for rule, cls in GROWTH_RULES.items() if name in _settings_of(cls)]
     return not growing or kv.growth in growing or (kv.growth == "hybrid" and kv.decode_growth in growing)
 
 

@@ -276,6 +276,7 @@ class Twin:
             summary={
                 **summary.request_counts(requests, self.source.total_requests),
                 "preemptions": engine.preemptions,
+                **summary.dropped(requests),
                 "oom": None if engine.oom is None else engine.oom.to_dict(),
                 "capacity_bytes": self.driver.capacity_bytes,
                 "kv_budget_bytes": self.kv_budget_bytes,

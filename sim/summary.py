@@ -86,6 +86,12 @@ def latencies(requests: pd.DataFrame) -> dict[str, dict[str, float | None]]:
     }
 
 
+def dropped(requests: pd.DataFrame) -> dict[str, int]:
+    """Tokens that retention had dropped when their turn ended, and the turns that lost any."""
+    tokens = requests["dropped_tokens"]
+    return {"dropped_tokens": int(tokens.sum()), "turns_with_dropped_tokens": int((tokens > 0).sum())}
+
+
 def request_counts(requests: pd.DataFrame, total: int | None) -> dict[str, Any]:
     """How requests ended, rejected ones by reason; they sum to *total*, where the source knows it.
 

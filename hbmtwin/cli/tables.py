@@ -21,6 +21,7 @@ from hbmtwin.dashboard.verdict import (
     MISSING,
     Summary,
     bytes_text,
+    dropped_text,
     fate,
     headline,
     oom_in_words,
@@ -156,6 +157,7 @@ def _run_lines(s: Summary) -> list[tuple[str, str]]:
             + f", {s['requests_failed']:,} failed, {s['requests_unfinished']:,} unfinished",
         ),
         ("preemptions", f"{s['preemptions']:,}"),
+        *([("dropped tokens", dropped_text(s))] if s["dropped_tokens"] else []),
         (
             "peak memory",
             f"{bytes_text(s['peak_reserved_bytes'])} reserved, {bytes_text(s['peak_requested_bytes'])} requested, "

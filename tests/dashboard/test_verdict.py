@@ -12,6 +12,7 @@ from hbmtwin.dashboard.verdict import (
     CAUSES,
     HEADER,
     bytes_text,
+    dropped_text,
     fate,
     headline,
     oom_in_words,
@@ -31,6 +32,8 @@ def summary(**changes: Any) -> dict[str, Any]:
     return {
         "oom": None,
         "preemptions": 0,
+        "dropped_tokens": 0,
+        "turns_with_dropped_tokens": 0,
         "requests_rejected": {},
         "requests_completed": 1000,
         "requests_total": 1000,
@@ -105,6 +108,8 @@ def test_the_headline_names_who_held_and_who_died_of_what() -> None:
             {"preemptions": 4321, "requests_rejected": {"max_model_len": 2, "never_fits": 1}},
             "held, 4,321 preemptions, 3 rejected",
         ),
+        ({"preemptions": 2, "turns_with_dropped_tokens": 17}, "held, 2 preemptions, 17 turns lost tokens"),
+        ({"turns_with_dropped_tokens": 1}, "held, 1 turn lost tokens"),
         ({"oom": record()}, "died at 81.2 s: external fragmentation"),
         (
             {"requests_completed": 0, "requests_total": 600, "requests_rejected": {"max_model_len": 239}},
@@ -157,6 +162,11 @@ def test_a_row_has_a_cell_a_column_and_a_dash_for_what_is_not() -> None:
     (row,) = rows({"paged": summary()})
     assert len(row) == len(HEADER)
     assert row == ("paged", "held", "1,000 / 1,000", "–", "1.2", "25.0", "24.00", "– / –", "24.1", "1,234.5")
+
+
+def test_dropped_tokens_in_words() -> None:
+    assert dropped_text(summary(dropped_tokens=12345, turns_with_dropped_tokens=67)) == "12,345, of 67 turns"
+    assert dropped_text(summary(dropped_tokens=5, turns_with_dropped_tokens=1)) == "5, of 1 turn"
 
 
 def test_units_follow_the_size() -> None:

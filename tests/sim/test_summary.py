@@ -12,7 +12,7 @@ from hbmtwin.sim.books import Row
 from hbmtwin.sim.recorder import REQUEST_COLUMNS, Counts
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.sim.summary import latencies, memory_means, percentiles, request_counts, time_weighted_mean
+from hbmtwin.sim.summary import dropped, latencies, memory_means, percentiles, request_counts, time_weighted_mean
 
 NO_VALUE = {"p50": None, "p90": None, "p99": None}
 
@@ -64,6 +64,14 @@ def test_utilisation_and_fragmentation() -> None:
     assert means["kv_usage_mean"] == pytest.approx((0.5 * 2 + 0 * 2) / 4)
     assert means["internal_fragmentation_mean"] == pytest.approx(((100 + 40) / 2 / 600 * 2 + 60 / 2 / 600 * 2) / 4)
     assert means["external_fragmentation_mean"] == pytest.approx((100 / 600 * 2 + 270 / 600 * 2) / 4)
+
+
+def test_padding_is_held_but_no_token_and_old_copies_are_usage() -> None:
+    rows = [{"time_ns": t, "kv_tokens": 60, "kv_padding": 40, "kv_unfilled": 100, "growth_copy": 50} for t in (0, 1)]
+    means = memory_means(timeline(*rows), 500)
+    assert means["kv_utilization_mean"] == pytest.approx(0.3)
+    assert means["kv_usage_mean"] == pytest.approx(0.5)
+    assert means["internal_fragmentation_mean"] == pytest.approx(100 / 250)
 
 
 def test_reserved_is_what_allocators_hold_pools_and_caches_included() -> None:
@@ -133,6 +141,13 @@ def test_counts_by_end_and_by_reason() -> None:
     assert request_counts(frame, None) == request_counts(frame, 5) == counts
     # Four later turns of conversations that were given up have no row.
     assert request_counts(frame, 9) == counts | {"requests_total": 9, "requests_unfinished": 4}
+
+
+def test_dropped_tokens_and_the_turns_that_lost_any() -> None:
+    frame = requests(*[(0, 0, 1, 1, 1, "completed", "")] * 4)
+    assert dropped(frame) == {"dropped_tokens": 0, "turns_with_dropped_tokens": 0}
+    frame["dropped_tokens"] = [0, 900, 0, 100]
+    assert dropped(frame) == {"dropped_tokens": 1000, "turns_with_dropped_tokens": 2}
 
 
 # -- whole summaries -------------------------------------------------------------------------------------------------
