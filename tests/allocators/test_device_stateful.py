@@ -201,7 +201,9 @@ def test_whatever_is_called_of_the_caching_allocator(options: dict[str, Any]) ->
 
 CASES = [(name, {}) for name in device_allocators.names()] + [
     ("caching", {"flavour": "torch_cuda", "alloc_conf": "max_split_size_mb:20"}),
-    ("pooled", {"fit": "first"}),
+    ("pooled", {"fit": "first", "coalescing": "deferred"}),
+    ("pooled", {"fit": "next", "alignment_bytes": 4096}),
+    ("pooled", {"fit": "worst", "coalescing": "deferred"}),
 ]
 
 
