@@ -89,7 +89,10 @@ class DeviceAllocator(Protocol):
 
     name: ClassVar[str]
     features: ClassVar[frozenset[str]]
-    """What it offers to policies and traces: ``streams``, ``empty_cache``, ``region``, ..."""
+    """What it offers to policies and traces: ``streams``, ``empty_cache``, ``region``, ...
+
+    ``monotonic`` says that freed bytes are never given again; all others reuse them.
+    """
     observer: Observer | None
 
     def malloc(self, size: int, *, stream: int = 0, tag: Tag, owner: int = -1) -> int:
