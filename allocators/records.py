@@ -102,6 +102,8 @@ class AllocatorUsage(NamedTuple):
     """Largest free block that is cached here, whatever its pool."""
     requested_by_tag: tuple[int, ...]
     """Indexed by :class:`Tag`."""
+    workspace: int = 0
+    """Driver memory beside what is reserved, held for operators' workspaces."""
 
 
 class KVDtype(NamedTuple):
