@@ -126,7 +126,7 @@ class Engine:
 
     def run(self) -> None:
         """Simulate until the traffic ends or the server dies. Raise WorkloadError from a source that is bad."""
-        self._work_ns()  # loading the weights and making the pool came before time 0, and is no step's work
+        self._take_work()  # loading the weights and making the pool came before time 0, and is no step's work
         arrivals = iter(self.source.open())
         self.env.process(self._arrivals(arrivals))
         self.env.process(self._server())
@@ -205,7 +205,7 @@ class Engine:
             try:
                 self.forward.step(self.kv, batch)
             except OutOfMemory as error:
-                yield _Last(env, self._work_ns())
+                yield _Last(env, self._work_ns(self._take_work()))
                 self._ran_out(plan, error, start)
                 continue
             self._note_admitted(plan, start)
@@ -216,10 +216,11 @@ class Engine:
 
     def _leap(self, plan: Plan, batch: BatchShape, start: int, changed: bool) -> _Leap:
         """As many steps of the plan as are certain to be alike and reach no further than the next event."""
-        work_ns = self._work_ns()
-        steady = 0 if self.config.step_mode or not self.forward.is_steady else self.scheduler.steady_steps(plan)
+        work = self._take_work()
+        alone = self.config.step_mode or not self.forward.is_steady(work)
+        steady = 0 if alone else self.scheduler.steady_steps(plan)
         k = 1 + (self.kv.horizon(plan.decoding, steady) if steady else 0)
-        leap = _Leap(self.cost, batch, start + work_ns, k, changed)
+        leap = _Leap(self.cost, batch, start + self._work_ns(work), k, changed)
         next_event = self.env.peek()
         if k > 1 and leap.end_of(k) > next_event:
             leap = replace(leap, steps=min(k, leap.reaching(int(next_event))))
@@ -292,10 +293,13 @@ class Engine:
             queried_tokens=self.queried_tokens,
         )
 
-    def _work_ns(self) -> int:
+    def _take_work(self) -> Work:
         work = self.kv.take_work()
         for allocator in self.books.allocators:
             work = work.plus(allocator.take_work())
+        return work
+
+    def _work_ns(self, work: Work) -> int:
         if work == Work():
             return 0
         return self.cost.work_ns(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, WorkspaceAllocator
-from hbmtwin.allocators.records import Tag
+from hbmtwin.allocators.records import Tag, Work
 from hbmtwin.allocators.stats import Counters
 from hbmtwin.kernels.activations import ActivationModel, Instruction
 from hbmtwin.kernels.records import BatchShape
@@ -73,14 +73,16 @@ class Forward:
             self._run(program.after, kv, self.num_layers)
         kv.end_step()
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether the last step left the general allocator as it found it: further equal steps would do the same.
+    def is_steady(self, work: Work) -> bool:
+        """Whether further steps equal to the last, which did *work*, would do the same.
 
-        A tensor that is taken from cached memory and given back leaves every block as it was: neighbours merge again.
-        So equal counts of blocks, segments and split pieces say that nothing else happened in between.
+        A tensor that is taken from cached memory, without a driver call, and given back leaves every block as it was:
+        its neighbours merge again. So no work, and equal counts of blocks, segments and split pieces, say that the
+        allocator is as it was found.
         """
-        return self._before is None or self.general.counters().current == self._before.current
+        if self._before is None:
+            return True
+        return work == Work() and self.general.counters().current == self._before.current
 
     def repeat(self, steps: int) -> int:
         """Count the last step's activations *steps* times more; return how many operations that is. O(1).

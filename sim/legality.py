@@ -203,7 +203,14 @@ def _check_batching(scenario: Scenario) -> None:
             "scheduler.policy: static_batch is how servers of contiguous KV form batches; use continuous, or "
             "kv_cache.policy = 'contiguous'"
         )
-    if scheduler.batching != "variable" and scenario.session.between_turns == "keep":
+    if scheduler.batching == "variable":
+        return
+    if scenario.kv_cache.retention != "full":
+        raise ScenarioError(
+            f"kv_cache.retention: a batch that is {scheduler.batching} has padding in front, which would be dropped for "
+            "tokens; use full, or scheduler.batching = 'variable'"
+        )
+    if scenario.session.between_turns == "keep":
         raise ScenarioError(
             f"session.between_turns: a batch that is {scheduler.batching} has padding among its tokens, which no next "
             "turn can go on from; use drop, or scheduler.batching = 'variable'"

@@ -62,6 +62,11 @@ ALLOCATORS, POLICIES, SCHEDULERS = map(", ".join, (device_allocators.names(), kv
             "from; use drop, or scheduler.batching = 'variable'",
         ),
         (
+            [CONTIGUOUS, "scheduler.policy=static_batch", "kv_cache.retention=truncate(9)"],
+            "kv_cache.retention: a batch that is padded has padding in front, which would be dropped for tokens; use full, "
+            "or scheduler.batching = 'variable'",
+        ),
+        (
             [CONTIGUOUS, "memory.general=direct", "engine.task_queue_enable=2"],
             "engine.task_queue_enable: 2 takes workspaces from torch_npu's workspace allocator, which memory.general = "
             "'direct' does not have; use 1, or memory.general = 'caching'",
