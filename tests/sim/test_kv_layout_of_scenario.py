@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hbmtwin.allocators.records import KVDtype, KVLayout
 from hbmtwin.kernels.records import ModelShape
+from hbmtwin.sim.catalog import model, models
 from hbmtwin.sim.kv_layout import DTYPES, device_refusal, kernel_notes, kv_layout, paged_refusal, scale_tensors
 
 LLAMA_7B = ModelShape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096)
@@ -129,3 +131,29 @@ def test_a_quantised_cache_on_an_npu_comes_with_a_remark() -> None:
     assert kernel_notes("ascend", "auto", None) == kernel_notes("nvidia", "fp8", None) == ()
     (note,) = kernel_notes("ascend", "auto", "int8")
     assert note.startswith("kv_cache.dtype = int8: npu_fused_infer_attention_score reads a quantised cache")
+
+
+def rows_of_the_docs(first_header: str) -> list[list[str]]:
+    """The rows of the table in docs/index.md whose first column has that header."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
+    table = text.partition(f"| {first_header} |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_table_of_dtypes_in_the_docs_is_true() -> None:
+    listed: list[str] = []
+    for names, size, _, on_ascend, on_cuda in rows_of_the_docs("dtype"):
+        for name in names.replace("`", "").split(", "):
+            listed.append(name)
+            assert f"{kv_layout(LLAMA_7B, dtype=name).token_bytes / 1024:g} KiB" == size
+            ascend = device_refusal("ascend", LLAMA_7B, dtype=name, v_dtype=None) or paged_refusal("ascend", name, None)
+            assert (ascend is None) == (on_ascend == "yes"), name
+            assert (paged_refusal("nvidia", name, None) is None) == (on_cuda == "yes"), name
+    assert sorted(listed) == sorted(DTYPES)
+
+
+def test_the_table_of_models_in_the_docs_is_true() -> None:
+    rows = rows_of_the_docs("model")
+    assert {name.strip("`") for name, *_ in rows} == set(models())
+    for name, _, size in rows:
+        assert f"{kv_layout(model(name.strip('`'))).token_bytes / 1024:g} KiB" == size.partition(",")[0]
