@@ -24,7 +24,7 @@ from hbmtwin.sim import catalog, legality, summary
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.engine import Engine, EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
-from hbmtwin.sim.kv_layout import device_refusal, kv_layout, paged_refusal, scale_tensors
+from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal, scale_tensors
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
@@ -291,7 +291,7 @@ class Twin:
                 "basis": self.cost.basis,
                 "seed": self.scenario.seed,
                 "version": version("hbmtwin"),
-                "notes": list(legality.notes(self.scenario)),
+                "notes": [*legality.notes(self.scenario), *_kernel_notes(self.scenario, self.device)],
             },
             timeline=timeline,
             requests=requests,
@@ -335,6 +335,11 @@ def _layout(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLayo
     if refused is not None:
         raise ScenarioError(f"kv_cache.dtype: {refused}")
     return layout
+
+
+def _kernel_notes(scenario: Scenario, device: DeviceSpec) -> tuple[str, ...]:
+    kv = scenario.kv_cache
+    return kernel_notes(device.vendor, kv.dtype, kv.v_dtype) if kv.policy == "paged" else ()
 
 
 def _max_model_len(scenario: Scenario, model: ModelShape) -> int:
