@@ -173,3 +173,24 @@ def test_a_layout_that_doubles_or_divides_the_latent_is_caught() -> None:
 def test_a_head_must_be_whole_bytes(head_dim: int, v_head_dim: int | None) -> None:
     with pytest.raises(ValueError, match=r"a head of \d+ elements of 4 bits is no whole number of bytes"):
         KVLayout(1, 1, head_dim, KVDtype(4), v_head_dim=v_head_dim)
+
+
+class ForgetsScales(KVLayout):
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, KVDtype(self.dtype.bits)).tensor_bytes
+
+
+class DividesItsLatent(KVLayout):
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        return tuple(size // self.tensor_parallel_size for size in KVLayout(**DEEPSEEK).tensor_bytes)
+
+
+def test_a_layout_that_forgets_the_scales_or_divides_the_latent_is_caught() -> None:
+    dtype = KVDtype(8, "token_head")
+    page = spec_page_bytes(16, 32, 128, 8, scales=True)
+    assert 16 * KVLayout(32, 32, 128, dtype).layer_token_bytes == page
+    assert 16 * ForgetsScales(32, 32, 128, dtype).layer_token_bytes != page
+    assert KVLayout(**DEEPSEEK, tensor_parallel_size=8).token_bytes == 70_272
+    assert DividesItsLatent(**DEEPSEEK, tensor_parallel_size=8).token_bytes != 70_272

@@ -11,6 +11,8 @@ from hbmtwin.allocators.records import KVDtype, KVLayout
 from hbmtwin.kernels.records import ModelShape
 from hbmtwin.sim.catalog import model, models
 from hbmtwin.sim.kv_layout import DTYPES, device_refusal, kernel_notes, kv_layout, paged_refusal, scale_tensors
+from hbmtwin.sim.run import Twin
+from hbmtwin.sim.scenario import Scenario, ScenarioError
 
 LLAMA_7B = ModelShape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096)
 MLA = ModelShape(
@@ -157,3 +159,70 @@ def test_the_table_of_models_in_the_docs_is_true() -> None:
     assert {name.strip("`") for name, *_ in rows} == set(models())
     for name, _, size in rows:
         assert f"{kv_layout(model(name.strip('`'))).token_bytes / 1024:g} KiB" == size.partition(",")[0]
+
+
+def scenario(model_name: str = "llama-2-7b", device: str = "ascend-910b2", **kv_cache: str) -> Scenario:
+    return Scenario.model_validate(
+        {
+            "model": {"name": model_name},
+            "device": {"name": device},
+            "engine": {"max_model_len": 2048},
+            "kv_cache": {"policy": "contiguous", "block_size": 128, **kv_cache},
+            "workload": {"request_rate": 4, "num_prompts": 6, "prompt_tokens": 300, "output_tokens": 20},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "token_bytes"),
+    [
+        ({"dtype": "int8_per_token_head", "policy": "paged"}, 270_336),
+        ({"dtype": "int8_per_token_head"}, 270_336),
+        ({"v_dtype": "int4"}, 327_680),
+        ({"dtype": "int8", "v_dtype": "int8_per_token", "tensors": "merged", "copy_scope": "step"}, 262_272),
+    ],
+    ids=str,
+)
+def test_books_close_over_tensors_of_any_size(kv_cache: dict[str, str], token_bytes: int) -> None:
+    twin = Twin(scenario(**kv_cache))
+    assert twin.layout.token_bytes == token_bytes
+    timeline = twin.run().timeline
+    assert timeline["kv_tokens"].max() > 0
+    assert (timeline["kv_tokens"] % token_bytes == 0).all()
+
+
+@pytest.mark.parametrize("policy", ["paged", "contiguous"])
+def test_books_close_over_a_latent(policy: str) -> None:
+    timeline = Twin(scenario("youtu-llm-2b", policy=policy)).run().timeline
+    assert timeline["kv_tokens"].max() > 0
+    assert (timeline["kv_tokens"] % (32 * 1152) == 0).all()
+
+
+def test_constant_scales_are_loaded_with_the_weights() -> None:
+    def weights(dtype: str) -> int:
+        return int(Twin(scenario(dtype=dtype)).run().timeline["weights"].iloc[0])
+
+    assert weights("int8") - weights("int8_per_token") == 512 * 1024
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "int7"}, r"^kv_cache.dtype: unknown dtype 'int7': did you mean 'int"),
+        ({"dtype": "fp8"}, "^kv_cache.dtype: 'fp8': Atlas A2 and A3 have no FP8"),
+        ({"dtype": "int4", "policy": "paged"}, "^kv_cache.dtype: int4 with a block table"),
+        ({"v_dtype": "int8", "policy": "paged"}, "^kv_cache.dtype: K and V apart"),
+        ({"dtype": "int8", "policy": "paged", "device": "a100-80gb"}, "^kv_cache.dtype: 'int8' is a dtype of the NPU"),
+        ({"dtype": "int8", "model_name": "youtu-llm-2b"}, "^kv_cache.dtype: the latent tensor of youtu-llm-2b"),
+    ],
+    ids=str,
+)
+def test_a_run_refuses_what_cannot_be_read(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        Twin(scenario(**changes))
+
+
+def test_a_run_over_a_quantised_cache_says_what_its_times_leave_out() -> None:
+    notes = Twin(scenario(dtype="int8", policy="paged")).run().summary["notes"]
+    assert any(note.startswith("kv_cache.dtype = int8: npu_fused_infer") for note in notes)
+    assert not any("npu_fused_infer" in note for note in Twin(scenario(dtype="int8")).run().summary["notes"])
