@@ -4,7 +4,7 @@ Knows nobody: every record that it computes on is its own (:mod:`hbmtwin.allocat
 registers the policies that it brings.
 """
 
-from hbmtwin.allocators import buddy, bump, caching, contiguous, direct, paged, pooled, tlsf
+from hbmtwin.allocators import buddy, bump, caching, contiguous, direct, paged, pooled, tlsf, virtual
 from hbmtwin.allocators.driver import HbmDriver
 
-__all__ = ["HbmDriver", "buddy", "bump", "caching", "contiguous", "direct", "paged", "pooled", "tlsf"]
+__all__ = ["HbmDriver", "buddy", "bump", "caching", "contiguous", "direct", "paged", "pooled", "tlsf", "virtual"]
