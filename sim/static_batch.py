@@ -152,14 +152,15 @@ class StaticBatchScheduler(QueueScheduler):
                 self._admit(batch, hits, plan)
                 return
             kv.abort_step()
-            most = max(1, len(hits))
-            if len(batch) > 1:  # fewer may be shorter as well, so all of them are asked for anew
-                for entry in reversed(batch):
-                    self._requeue(entry)
-            else:
+            if len(batch) == 1:
                 del self._entries[batch[0].sequence.id]
                 plan.rejected.append((batch[0].request, "kv_capacity"))
                 most = self._most_running
+                continue
+            for entry in reversed(batch):
+                self._requeue(entry)
+            # Asked anew: the first that were granted, or more that are less long without the one that pads them all.
+            most = max(1, len(hits), _shorter(batch) if self._padded else 0)
 
     def _reserve(self, batch: Sequence[Entry], kv: KVPolicy) -> list[int]:
         """Ask for the whole prompts; return what each finds in memory, up to the first that is refused."""
@@ -236,3 +237,14 @@ def _pad(batch: Sequence[Entry]) -> None:
         entry.padding = longest - s.num_tokens
         s.num_tokens = longest
         s.max_tokens = longest + further
+
+
+def _shorter(batch: Sequence[Entry]) -> int:
+    """How many of the first are less long together, once padded, than the whole batch."""
+    longest = further = 0
+    lengths = []
+    for entry in batch:
+        s = entry.sequence
+        longest, further = max(longest, s.num_tokens), max(further, s.max_tokens - s.num_tokens)
+        lengths.append(longest + further)
+    return lengths.index(lengths[-1])
