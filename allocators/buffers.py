@@ -125,8 +125,8 @@ class BufferStore:
         self._step_scope = copy_scope == "step"
         # This step only; its end empties all of it.
         self._queue: list[Buffers] = []
-        self._before: dict[Buffers, tuple[int, int, int]] = {}
-        """Tokens, dropped tokens and capacity before the step, for undo."""
+        self._before: dict[Buffers, tuple[int, int, int, int]] = {}
+        """Owner, tokens, dropped tokens and capacity before the step, for undo."""
         self._old: list[_OldCopy] = []
         self._concat_begun = False
         """A tensor that was there before the step has been replaced and is gone."""
@@ -146,7 +146,7 @@ class BufferStore:
 
     def adopt(self, buffers: Buffers, owner: int, tokens: int) -> None:
         """Let *owner* go on with kept buffers, from the first *tokens* there; :meth:`undo` counts the others again."""
-        self._before[buffers] = (buffers.filled, buffers.dropped, buffers.capacity)
+        self._before[buffers] = (buffers.owner, buffers.filled, buffers.dropped, buffers.capacity)
         buffers.owner = owner
         self.fill(buffers, tokens, buffers.dropped)
 
@@ -197,13 +197,11 @@ class BufferStore:
 
     def plan(self, buffers: Buffers, tokens: int, capacity: int) -> None:
         """Aim at *tokens* tokens, none dropped, in buffers for *capacity*; queue the growth if there is one. O(1)."""
-        self._before.setdefault(buffers, (buffers.tokens, buffers.dropping, buffers.capacity))
+        self._before.setdefault(buffers, (buffers.owner, buffers.tokens, buffers.dropping, buffers.capacity))
         buffers.tokens = tokens
         if capacity > buffers.capacity:
             buffers.capacity = capacity
-            if not buffers.queued:
-                buffers.queued = True
-                self._queue.append(buffers)
+            self._enqueue(buffers)
         elif not buffers.queued:
             self.filled_tokens += tokens - buffers.filled
             buffers.filled = tokens
@@ -216,7 +214,7 @@ class BufferStore:
         They are copied where buffers are made *anew* (for a larger *capacity*, or since it is so *moved*), or are moved
         ``in_place``; either is queued.
         """
-        self._before.setdefault(buffers, (buffers.tokens, buffers.dropping, buffers.capacity))
+        self._before.setdefault(buffers, (buffers.owner, buffers.tokens, buffers.dropping, buffers.capacity))
         self._count(buffers, staying, buffers.filled + buffers.dropped - staying)
         buffers.tokens, buffers.dropping = tokens, dropped
         if capacity > buffers.capacity or moved == "anew":
@@ -341,7 +339,8 @@ class BufferStore:
             self.arena.free(buffers.handles[place])
             buffers.handles[place] = handle
             self.held_bytes -= buffers.size_of(place) - size
-        for buffers, (tokens, dropped, capacity) in self._before.items():
+        for buffers, (owner, tokens, dropped, capacity) in self._before.items():
+            buffers.owner = owner
             buffers.queued = buffers.moves = False
             if capacity:
                 self.fill(buffers, tokens, dropped)

@@ -69,10 +69,7 @@ class ContiguousConfig:
             raise ValueError('admission = "reserve" needs limit_bytes, the bytes that KV may take')
         bound = retention_rule(self.retention).bound
         if bound is not None and bound > self.max_model_len:
-            raise ValueError(
-                f"retention {self.retention} keeps {bound} tokens, more than max_model_len {self.max_model_len}: keep "
-                "fewer, or raise max_model_len"
-            )
+            raise ValueError(f"retention {self.retention} keeps more tokens than max_model_len {self.max_model_len}")
 
 
 @kv_policies.register("contiguous")
@@ -88,10 +85,10 @@ class ContiguousPolicy:
     Adopted buffers keep the owner that the arena knows them by: the turn that made them. Where only a part of a history
     is adopted, buffers keep their size, and ``regrow`` counts all of them as copied.
 
-    **Retention** drops tokens when a step computes more than the rule holds; only the held ones have slots, in a prompt
-    that comes in chunks too (what a chunk needs beyond them are activations). Rules that move what stays do so in each
-    step that drops: where growth concatenates, the tensors are made anew, at equal size or smaller; where buffers have
-    room to spare, tokens are shifted to their front. A ring grows to its bound and never again.
+    *Retention* drops tokens when a step computes more than the rule holds; only the held ones have slots, in a prompt
+    that comes in chunks too (what a chunk needs beyond them are activations). Where what stays must move, growth that
+    concatenates makes the tensors anew, at equal size or smaller, and buffers with room to spare are shifted in place.
+    A ring grows to its bound and never again.
     """
 
     name: ClassVar[str] = "contiguous"
@@ -116,8 +113,8 @@ class ContiguousPolicy:
         self._running: dict[int, Buffers] = {}
         self._full_bytes = 0
         """Bytes of all running sequences at their full length."""
-        self._admitted: dict[int, tuple[int, History | None, int]] = {}
-        """Sequences admitted in this step: session, and the history that they adopted with its owner."""
+        self._admitted: dict[int, tuple[int, History | None]] = {}
+        """Sequences admitted in this step: session, and the history that they adopted."""
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
 
@@ -211,10 +208,10 @@ class ContiguousPolicy:
             raise ValueError(
                 f"sequence {s.id} cannot adopt {hit} tokens: session {s.session} has {usable} parked that can begin it"
             )
-        history, owner = None, -1
+        history = None
         if hit:
             history = self._histories.unpark(s.session)
-            buffers, owner = history.buffers, history.buffers.owner
+            buffers = history.buffers
             self._store.adopt(buffers, s.id, hit - history.dropped)
         else:
             if s.session in self._histories:
@@ -224,7 +221,7 @@ class ContiguousPolicy:
         buffers.full_bytes = self._bytes_at_full_length(s)
         self._full_bytes += buffers.full_bytes
         self._running[s.id] = buffers
-        self._admitted[s.id] = (s.session, history, owner)
+        self._admitted[s.id] = (s.session, history)
         return buffers
 
     # -- a step ------------------------------------------------------------------------------------------------------
@@ -250,18 +247,16 @@ class ContiguousPolicy:
     def abort_step(self) -> None:
         """Take back what this step reserved and made: sequences are as they were at the last ``end_step``.
 
-        Sequences admitted in this step are gone, an adopted history is parked again (as the most recent one); a
-        history that was freed at admission stays freed (it was of no use to the turn, and will be of none when the turn
-        comes again), and copies made stay counted: that work was done. Tokens that were dropped count as held again,
-        those that were moved over in place too: such a move is modelled as the bytes that it copies, and no more.
-        Raise RuntimeError, and change nothing, if a concatenation (``copy_scope = "tensor"``) has begun to replace
-        tensors: the old ones are gone.
+        Sequences admitted in this step are gone, an adopted history is parked again (as the most recent one); one that
+        was freed at admission stays freed: it was of no use to the turn, and would be of none when that comes again.
+        Copies made stay counted, that work was done. Tokens that were dropped count as held again, those that others
+        were moved over too: a move in place is modelled as the bytes that it copies, and no more. Raise RuntimeError,
+        and change nothing, if a concatenation (``copy_scope = "tensor"``) has begun to replace tensors.
         """
         self._store.undo()
-        for sequence, (session, history, owner) in self._admitted.items():
-            buffers = self._take_from_running(sequence)
+        for owner, (session, history) in self._admitted.items():
+            self._take_from_running(owner)
             if history is not None:
-                buffers.owner = owner
                 self._park(session, history)
         self._admitted.clear()
 

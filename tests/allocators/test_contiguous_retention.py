@@ -322,7 +322,7 @@ def test_what_is_held_may_be_less_than_a_sequence_and_never_more_than_max_model_
     policy = policy_of("sliding_window(16)", max_model_len=16)
     step(policy, sequence(1, 1000))
     assert policy.usage() == books(token=16 * TOKEN, held=16 * TOKEN, dropped=984 * TOKEN)
-    with pytest.raises(ValueError, match=r"retention sliding_window\(17\) keeps 17 tokens, more than max_model_len 16"):
+    with pytest.raises(ValueError, match=r"retention sliding_window\(17\) keeps more tokens than max_model_len 16"):
         policy_of("sliding_window(17)", max_model_len=16)
 
 

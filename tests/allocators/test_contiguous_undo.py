@@ -297,8 +297,10 @@ class KeepsTheNewOwner(ContiguousPolicy):
     """A history that is parked again belongs to the turn that did not come about."""
 
     def abort_step(self) -> None:
-        self._admitted = {id: (session, history, id) for id, (session, history, _) in self._admitted.items()}
+        owners = {history.buffers: id for id, (_, history) in self._admitted.items() if history is not None}
         super().abort_step()
+        for buffers, owner in owners.items():
+            buffers.owner = owner
 
 
 class KeepsTheNewSize(ContiguousPolicy):
