@@ -44,10 +44,10 @@ _Place = tuple[int, int, Entry]
 
 @schedulers.register("static_batch")
 class StaticBatchScheduler(QueueScheduler):
-    """One batch at a time, of at most ``max_num_seqs`` requests.
+    """One batch at a time, padded to its longest or not; the next one waits until its last sequence has ended.
 
-    A batch is cut from the queue's front when nothing runs. It ends before a request with which padded prompts and the
-    longest allowed answer would pass ``max_model_len``, and before the first for which memory is refused; one that is
+    A batch is cut from the queue's front when nothing runs: at most ``max_num_seqs`` requests, as many as memory is
+    granted for, none with which padded prompts and the longest allowed answer would pass ``max_model_len``. One that is
     refused alone is rejected: it could never run.
 
     A padded sequence's ``num_tokens`` and ``max_tokens`` count its pads, before the prompt and after the end: to a KV
