@@ -287,15 +287,15 @@ class QueueScheduler(ABC):
         Else the *owner* is rejected, or the last admitted preempted; one that is alone can never run: it is rejected.
 
         Contiguous policies grant every admission: who was undone would come again and fail again. So until a sequence
-        has ended nobody is admitted beside those that run; nine tenths of the newcomers, and one less at least, where
-        nobody runs (how accelerate's ``find_executable_batch_size`` goes on).
+        has ended nobody is admitted beside those that run; where nobody runs, nine tenths of the newcomers come again,
+        one less at least (the factor of ``find_executable_batch_size`` in accelerate, which halved in early releases).
         """
         kv.abort_step()
         newcomers, running = len(p.admitted), self._running
         if newcomers and len(running) > 1:
             for _ in range(newcomers):
                 self._back_to_queue(running.pop())
-            self._most_running = len(running) or min(newcomers - 1, newcomers * 9 // 10)
+            self._most_running = len(running) or newcomers * 9 // 10
             return Failed([], [], [])
         if how is Fail.PREEMPT and len(running) > 1:
             victim = self._preempt(kv)
