@@ -436,8 +436,8 @@ class Engine:
         self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner, torch_message=torch_message)
         self.recorder.now_ns = now
         # The step was not committed: the tokens that are physically there are the policy's to count.
-        padding = self.scheduler.padding_tokens
-        tokens = self.kv.usage().token // self.books.token_bytes - padding
+        padding, usage = self.scheduler.padding_tokens, self.kv.usage()
+        tokens = (usage.token + usage.dropped) // self.books.token_bytes - padding
         self.recorder.row(now, self.books.row(tokens, padding), self._counts(), self.kv)
         self.recorder.address_map(now, self.kv)
 
@@ -473,10 +473,12 @@ def batch_of(plan: Plan, kv: KVPolicy | None = None) -> BatchShape:
         context = s.num_computed_tokens
         decodes = new == 1 and context + 1 == s.num_tokens
         if kv is not None:
-            kept = kv.kept(context)
             if decodes:
-                growth -= kept == kv.kept(context + 1)
-            context = kept
+                kept = kv.kept(context + 1)  # the new token among them: in a ring it has overwritten the oldest
+                growth -= kept == kv.kept(context + 2)
+                context = kept - 1
+            else:
+                context = kv.kept(context)
         longest = max(longest, context + new)
         if decodes:
             read += context + 1
