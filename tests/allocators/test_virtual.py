@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hbmtwin.allocators import HbmDriver
 from hbmtwin.allocators.direct import DirectAllocator, DirectConfig
@@ -403,6 +407,41 @@ def test_a_leap_ends_at_the_longest_sequence_allowed() -> None:
     policy = make(max_model_len=300)
     step(policy, a := sequence(1, 290))
     assert policy.horizon([a], 1000) == 10, "the page has room for 512"
+
+
+@given(
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=4),
+    ended=st.integers(0, 200),
+    head_dims=st.sampled_from([(64, None), (256, 96), (576, 0), (96, None)]),
+    cut=st.integers(1, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_leap_is_as_many_single_steps(
+    lengths: list[int], ended: int, head_dims: tuple[int, int | None], cut: int
+) -> None:
+    layout = KVLayout(num_layers=2, num_kv_heads=1, head_dim=head_dims[0], v_head_dim=head_dims[1])
+    leaping = make(layout, 16 * MIB, 256, 4096)
+    if ended:  # its pages are surplus of a sequence that takes its range
+        step(leaping, s := sequence(99, ended))
+        leaping.release(s, Release.FINISH)
+    batch = [sequence(id, length) for id, length in enumerate(lengths)]
+    step(leaping, *batch)
+    stepping, in_steps = copy.deepcopy((leaping, batch))
+    k = leaping.horizon(batch, 1000)
+    leaping.advance(batch, k // cut)
+    leaping.advance(batch, k - k // cut)
+    leaping.check()
+    stepping.arena.take_work()
+    for _ in range(k):
+        step(stepping, *in_steps)
+    assert stepping.arena.take_work() == Work()
+    assert (stepping.usage(), list(stepping.walk())) == (leaping.usage(), list(leaping.walk()))
+    assert stepping._store.needed == leaping._store.needed
+    longest = max(s.num_computed_tokens for s in in_steps)
+    assert stepping.horizon(in_steps, 1) == 0
+    if longest < 256:
+        step(stepping, *in_steps)
+        assert stepping.arena.take_work().mapped_bytes > 0, "the horizon is no shorter than it must be"
 
 
 # Parking
