@@ -1,0 +1,58 @@
+"""Run the claims and print what was found: ``python examples/claims [ID ...] [--json | --markdown]``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import claims_a
+import claims_b
+import claims_c
+from claim import CLAIMS, Found
+from joblib import Parallel, delayed
+from rich.console import Console
+from rich.table import Table
+
+MODULES = (claims_a, claims_b, claims_c)
+"""Each registers its claims when it is imported, here and in every process that runs one."""
+HEADER = ("claim", "claimed", "simulated", "verdict", "why")
+
+
+def find(id: str) -> Found:
+    """Run one experiment."""
+    return CLAIMS[id].find()
+
+
+def main(arguments: list[str]) -> int:
+    """Print the findings as a table, as JSON or as the Markdown of docs/claims.md."""
+    ids = [argument.upper() for argument in arguments if not argument.startswith("--")] or sorted(CLAIMS, key=_order)
+    unknown = [id for id in ids if id not in CLAIMS]
+    if unknown:
+        print(
+            f"error: no claim is called {unknown[0]}; there are {', '.join(sorted(CLAIMS, key=_order))}",
+            file=sys.stderr,
+        )
+        return 2
+    found = dict(zip(ids, Parallel(n_jobs=-1)(delayed(find)(id) for id in ids), strict=True))
+    if "--json" in arguments:
+        print(json.dumps({id: {"claimed": CLAIMS[id].claimed, **asdict(f)} for id, f in found.items()}, indent=2))
+        return 0
+    rows = [(id, CLAIMS[id].claimed, f.simulated, f.verdict, f.why) for id, f in found.items()]
+    if "--markdown" in arguments:
+        for row in (HEADER, ("---",) * len(HEADER), *rows):
+            print(f"| {' | '.join(row)} |")
+        return 0
+    table = Table(*HEADER, show_lines=True)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    return 0
+
+
+def _order(id: str) -> tuple[str, int]:
+    return id[0], int(id[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,3 @@
+"""The claims of write-up C."""
+
+from __future__ import annotations
