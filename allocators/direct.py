@@ -11,7 +11,7 @@ address of a range that was reserved before (the feature ``pages``).
 
 **Waiting.** Every ``free`` counts as one synchronisation of the device. ``cuMemFree`` may synchronise by itself (CUDA
 driver API). ``aclrtFree`` is documented not to (CANN 8.0): memory that kernels may still use has to be waited for
-first, which ``aclrtFreeWithDevSync`` does in the same call; torch_npu waits for the device before each release too.
+first, which ``aclrtFreeWithDevSync`` does in the same call; torch_npu, too, waits for the device before it releases.
 That a server pays the wait is certain, how long it takes is the device's ``sync_ns``. A page's ``free`` counts none:
 vAttention unmaps without waiting, from sequences that have ended.
 

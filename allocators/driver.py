@@ -30,7 +30,7 @@ falls back to small pages when huge ones run out."""
 PAGE_UNIT = 2 * MIB
 """Granularity of physical memory behind virtual ranges, unless a driver is made with another.
 
-CANN: ``aclrtMallocPhysical`` gives huge pages of 2 MiB whatever type is asked for (8.0), and since 8.2 also of 1 GiB.
+CANN: ``aclrtMallocPhysical`` gives huge pages of 2 MiB whatever type is asked for (8.0), and since 8.1 also of 1 GiB.
 CUDA: ``cuMemCreate`` takes multiples of ``cuMemGetAllocationGranularity``, 2 MiB or more in NVIDIA's own drivers;
 vAttention's modified one gives 64, 128 and 256 KiB (github.com/microsoft/vattention, nvidia-vattn-uvm-driver)."""
 
