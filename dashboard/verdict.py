@@ -134,19 +134,20 @@ def rows(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
             name,
             fate(s),
             f"{s['requests_completed']:,} / {s['requests_total']:,}",
-            _number(s["kv_utilization_mean"], 100, 1),
-            _number(s["internal_fragmentation_mean"], 100, 1),
-            _number(s["external_fragmentation_mean"], 100, 1),
-            _number(s["peak_reserved_bytes"], 1 / GIB, 2),
-            f"{_number(s['ttft_s']['p50'], 1, 2)} / {_number(s['ttft_s']['p99'], 1, 2)}",
-            _number(s["tpot_s"]["p50"], 1000, 1),
-            _number(s["makespan_s"], 1, 1),
+            number_text(s["kv_utilization_mean"], 100, 1),
+            number_text(s["internal_fragmentation_mean"], 100, 1),
+            number_text(s["external_fragmentation_mean"], 100, 1),
+            number_text(s["peak_reserved_bytes"], 1 / GIB, 2),
+            f"{number_text(s['ttft_s']['p50'], 1, 2)} / {number_text(s['ttft_s']['p99'], 1, 2)}",
+            number_text(s["tpot_s"]["p50"], 1000, 1),
+            number_text(s["makespan_s"], 1, 1),
         )
         for name, s in summaries.items()
     ]
 
 
-def _number(value: float | None, factor: float, digits: int) -> str:
+def number_text(value: float | None, factor: float = 1, digits: int = 0) -> str:
+    """A number in another unit, or a dash where there is none."""
     return MISSING if value is None else f"{value * factor:,.{digits}f}"
 
 

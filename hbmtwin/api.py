@@ -23,6 +23,7 @@ from hbmtwin.sim.result import Result, ResultError, check_replaceable, write_dir
 from hbmtwin.sim.run import DoesNotFit, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
+from hbmtwin.sim.what_would_hold import ran_short, what_would_hold
 from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 from hbmtwin.workloads.records import Request, Source, WorkloadError
 
@@ -65,11 +66,13 @@ __all__ = [
     "models",
     "notes",
     "per_op_rows",
+    "ran_short",
     "read_memory_trace",
     "replay",
     "run",
     "schedulers",
     "weight_bytes_per_rank",
+    "what_would_hold",
     "write_directory",
     "write_memory_trace",
     "write_per_op",

@@ -17,6 +17,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -221,12 +222,18 @@ def run(
     seed: Seed = None,
     json_: Json = False,
     fail_on_oom: FailOnOom = False,
+    cures: Annotated[
+        bool,
+        typer.Option(
+            "--what-would-hold", help="If memory ran out, run the same traffic under single changes, and rank them."
+        ),
+    ] = False,
 ) -> int:
     """Simulate one scenario."""
     from hbmtwin.api import Scenario, notes
     from hbmtwin.api import run as simulate
     from hbmtwin.cli.progress import progress_of_run
-    from hbmtwin.cli.tables import print_run
+    from hbmtwin.cli.tables import print_cures, print_run
     from hbmtwin.dashboard.remarks import alert_lines
 
     _check_target(out)
@@ -236,6 +243,8 @@ def run(
     begin = time.monotonic()
     with progress_of_run() as progress:
         result = simulate(loaded, progress=progress)
+    if cures:
+        result = _with_cures(result)
     wall_s = time.monotonic() - begin
     for line in alert_lines(result.summary):
         print(f"note: {line}", file=sys.stderr)
@@ -246,6 +255,8 @@ def run(
     else:
         name = f"{loaded.model.name} on {loaded.device.name}, {loaded.kv_cache.preset or loaded.kv_cache.policy}"
         print_run(_stdout(), name, result.summary, wall_s)
+        if result.summary.get("what_would_hold"):
+            print_cures(_stdout(), result.summary["what_would_hold"])
     return DOES_NOT_FIT if fail_on_oom and result.oom is not None else OK
 
 
@@ -279,7 +290,7 @@ def compare(
         raise UsageError("nothing to compare: write for example --policies caching,paged, or give a --variant")
     _check_target(out)
     begin = time.monotonic()
-    with progress_of_runs([*names, *own]) as finished:
+    with progress_of_runs(len(names) + len(own)) as finished:
         results = simulate(scenario, names, variants=own, overrides=overrides or (), seed=seed, finished=finished)
     wall_s = time.monotonic() - begin
     for remark in remarks({name: result.summary for name, result in results.items()}):
@@ -358,6 +369,18 @@ def validate_allocator(
     else:
         print_report(_stdout(), report, wall_s)
     return DIFFERS if report.differing else OK
+
+
+def _with_cures(result: Result) -> Result:
+    """The result with ``what_would_hold`` in its summary."""
+    from hbmtwin.api import ran_short, what_would_hold
+    from hbmtwin.cli.progress import progress_of_runs
+
+    if not ran_short(result.summary):
+        print("note: memory sufficed, so nothing was run again", file=sys.stderr)
+    with progress_of_runs() as finished:
+        rows = what_would_hold(result, finished=finished)
+    return replace(result, summary={**result.summary, "what_would_hold": rows})
 
 
 def _presets(policies: str) -> list[str]:

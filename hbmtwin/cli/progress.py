@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -40,8 +40,8 @@ def progress_of_run() -> Iterator[Callable[[Progress], None] | None]:
 
 
 @contextmanager
-def progress_of_runs(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """Yield what a comparison calls with each run that has finished."""
+def progress_of_runs(total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """Yield what is called with each of several runs that has finished; *total* is how many they are, if known."""
     with _bars() as bars:
-        task = bars.add_task(f"{len(names)} runs", total=len(names))
+        task = bars.add_task("runs", total=total)
         yield lambda name: bars.update(task, advance=1, description=f"{name} done")

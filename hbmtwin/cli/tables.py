@@ -14,16 +14,18 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from hbmtwin.api import Scenario
-from hbmtwin.dashboard.settings import settings_table
+from hbmtwin.dashboard.settings import setting_text, settings_table
 from hbmtwin.dashboard.verdict import (
     GIB,
     HEADER,
     MISSING,
     Summary,
     bytes_text,
+    cause_text,
     dropped_text,
     fate,
     headline,
+    number_text,
     oom_in_words,
     percent_text,
     rejections_text,
@@ -145,6 +147,47 @@ def print_run(console: Console, name: str, summary: Summary, wall_s: float) -> N
         f"Took {wall_s:.1f} s.",
         style="dim",
     )
+
+
+def print_cures(console: Console, cures: Sequence[Mapping[str, Any]]) -> None:
+    """The runs under single changes, the best first, with what each change costs."""
+    held = [cure["change"] for cure in cures if cure["held"]]
+    best = f"the best: {held[0]}" if held else "the first of them lived longest"
+    count = f"{len(held)} of {len(cures)}" if held else f"none of {len(cures)}"
+    console.print(f"[bold]What would have held: {count} single changes; {escape(best)}.[/bold]")
+    header = ("change", "set", "verdict", "completed", "reserved\npeak (GiB)", "TPOT p50\n(ms)", "e2e p50\n(s)")
+    cells = [
+        (
+            cure["change"],
+            ", ".join(f"{key} = {setting_text(value)}" for key, value in cure["keys"].items()),
+            _fate_of(cure),
+            number_text(cure["requests_completed"]),
+            number_text(cure["peak_reserved_bytes"], 1 / GIB, 2),
+            number_text(cure["tpot_p50_s"], 1000, 1),
+            number_text(cure["e2e_p50_s"], 1, 1),
+        )
+        for cure in cures
+    ]
+    styles = ["" if cure["held"] else "red" for cure in cures]
+    _print_table(console, header, cells, words=("set", "verdict"), styles=styles)
+
+
+def _fate_of(cure: Mapping[str, Any]) -> str:
+    if cure["cause"] == "does_not_fit":
+        return "does not fit"
+    end = "lived" if cure["died_at_s"] is None else f"died at {cure['died_at_s']:,.1f} s: {cause_text(cure)}"
+    words = ["held" if cure["held"] else end]
+    for key, one, many in _COSTS_OF_A_CURE:
+        if count := cure[key]:
+            words.append(f"{count:,} {many if count > 1 else one}")
+    return ", ".join(words)
+
+
+_COSTS_OF_A_CURE = (
+    ("preemptions", "preemption", "preemptions"),
+    ("requests_rejected", "rejected", "rejected"),
+    ("dropped_tokens", "token dropped", "tokens dropped"),
+)
 
 
 def _run_lines(s: Summary) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ def validate_allocator(
     """
     cases = from_files(traces, settings) if traces else made_up(operations, seed)
     names = [str(trace) for trace in traces] or [c.name for c in CONFIGURATIONS]
-    with ExitStack() as opened, progress_of_runs(names) as finished:
+    with ExitStack() as opened, progress_of_runs(len(names)) as finished:
         try:
             real = _open(backend, opened)
             report = validate(cases, real, done=lambda report: finished(report.name))

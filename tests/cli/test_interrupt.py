@@ -7,23 +7,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+CURES = ("run", "--what-would-hold", "--set", "kv_cache.preset=doubling")
+"""It dies of what comes first, and its alternatives run on."""
+
 
 @contextmanager
-def running(verb: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run of a day's traffic, in a session of its own, three seconds after its start."""
+def running(verb: Sequence[str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run of a day's traffic, in a session of its own, three seconds after its start, and with its workers."""
     trace = tmp_path / "trace" / "endless.csv"
     trace.parent.mkdir()
-    rows = "".join(f"{i / 2},100,{200 + i % 7}\n" for i in range(150_000))
-    trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}", encoding="utf-8")
+    first = "0,3000,200\n" * (60 if verb is CURES else 0)
+    rows = "".join(f"{i / 2},100,{200 + i % 7}\n" for i in range(20_000 if verb is CURES else 150_000))
+    trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n{first}{rows}", encoding="utf-8")
     (tmp_path / "work").mkdir()
     server = subprocess.Popen(
-        [sys.executable, "-m", "hbmtwin", verb, "--set", f"workload.trace={trace}", "--out", "result"],
+        [sys.executable, "-m", "hbmtwin", *verb, "--set", f"workload.trace={trace}", "--out", "result"],
         cwd=tmp_path / "work",
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -31,6 +35,11 @@ def running(verb: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     )
     try:
         time.sleep(3)
+        for _ in range(100 if verb != ("run",) else 0):
+            if len(alive(server.pid)) > 1:
+                time.sleep(0.5)
+                break
+            time.sleep(0.2)
         assert server.poll() is None, "the run ended before it could be interrupted"
         yield server
     finally:
@@ -50,8 +59,8 @@ def alive(session: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("verb", ["run", "compare"])
-def test_ctrl_c_leaves_nothing_behind(verb: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", [("run",), ("compare",), CURES], ids=("run", "compare", "what-would-hold"))
+def test_ctrl_c_leaves_nothing_behind(verb: Sequence[str], tmp_path: Path) -> None:
     with running(verb, tmp_path) as server:
         os.killpg(server.pid, signal.SIGINT)  # a terminal interrupts workers as well
         out, err = server.communicate(timeout=30)
@@ -62,10 +71,10 @@ def test_ctrl_c_leaves_nothing_behind(verb: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
-@pytest.mark.parametrize("verb", ["run", "compare"])
-def test_sigterm_leaves_nothing_behind_and_no_process(verb: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", [("run",), ("compare",), CURES], ids=("run", "compare", "what-would-hold"))
+def test_sigterm_leaves_nothing_behind_and_no_process(verb: Sequence[str], tmp_path: Path) -> None:
     with running(verb, tmp_path) as server:
-        assert len(alive(server.pid)) >= (1 if verb == "run" else 2)
+        assert len(alive(server.pid)) >= (1 if verb == ("run",) else 2)
         server.terminate()  # this process only, as a service manager or `timeout` does
         out, err = server.communicate(timeout=30)
         for _ in range(50):

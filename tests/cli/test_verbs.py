@@ -201,6 +201,45 @@ def test_a_death_is_a_result_unless_the_caller_says_otherwise(shell: Shell) -> N
     assert record["need_bytes"] > record["largest_free_bytes"]
 
 
+def test_what_would_have_held_is_a_table_the_best_first(shell: Shell, tmp_path: Path) -> None:
+    code, out, err = shell("run", "--what-would-hold", *DYING, "--out", "mine")
+    assert (code, err) == (0, "")
+    table = out.partition("What would have held: ")[2]
+    cures = Result.load(tmp_path / "mine").summary["what_would_hold"]
+    held = sum(cure["held"] for cure in cures)
+    assert table.startswith(f"{held} of {len(cures)} single changes; the best: {cures[0]['change']}.")
+    assert "kv_cache.policy = paged" in " ".join(table.split())
+    order = [line.strip() for line in table.splitlines()]
+    places = [next(i for i, line in enumerate(order) if line.startswith(cure["change"])) for cure in cures]
+    assert places == sorted(places)
+    printed = json.loads(shell("run", "--what-would-hold", "--json", *DYING).out)
+    assert printed["what_would_hold"] == cures
+    assert "what_would_hold" not in json.loads(shell("run", "--json", *DYING).out)
+
+
+def test_where_memory_sufficed_nothing_is_run_again_and_that_is_said(shell: Shell) -> None:
+    code, out, err = shell("run", "--what-would-hold", "--json", *FEW)
+    assert (code, err) == (0, "note: memory sufficed, so nothing was run again\n")
+    assert json.loads(out)["what_would_hold"] == []
+    assert "would have held" not in shell("run", "--what-would-hold", *FEW).out
+
+
+def test_alerts_are_told_beside_the_result(shell: Shell) -> None:
+    limits = ("--set", "results.alert_kv_usage=0.01", "--set", "results.alert_hit_rate=0.9")
+    code, out, err = shell("run", "--json", *FEW, *limits)
+    alerts = json.loads(out)["alerts"]
+    assert code == 0
+    assert {alert["metric"] for alert in alerts} == {"usage", "hit_rate"}
+    lines = err.splitlines()
+    assert all(line.startswith("note: ") for line in lines)
+    assert any(line.startswith("note: KV hit rate below 90.0 % from ") for line in lines)
+    assert len(lines) == 4
+    assert lines[-1].endswith(", all in summary.json and with --json")
+    compared = shell("compare", *FEW, *limits, "--policies", "paged,doubling").err
+    assert "note: paged: KV usage above 1.0 % from " in compared
+    assert "note: doubling: KV usage above 1.0 % from " in compared
+
+
 def test_compare_json_is_each_presets_run(shell: Shell, tmp_path: Path) -> None:
     code, out, err = shell("compare", "--json", "--policies", "doubling,paged", *FEW)
     assert code == 0
