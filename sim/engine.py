@@ -234,6 +234,7 @@ class Engine:
             done = step
             self._row(time_ns, self._slots_after(plan, step), counts)
         self._advance(plan, k - done)
+        self.forward.repeat(k - 1)
         self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted)
         for s, new in plan.scheduled if k == 1 else ():  # leaps of more than one step hold no first token
             times = self._live[s.id]
@@ -257,7 +258,7 @@ class Engine:
     def _advance(self, plan: Plan, steps: int) -> None:
         """Bring memory to where *steps* further steps leave it."""
         self.kv.advance(plan.decoding, steps)
-        self.recorder.op_index += self.forward.repeat(steps)
+        self.recorder.op_index += self.forward.repeated_operations * steps
 
     def _slots_after(self, plan: Plan, step: int) -> tuple[int, int]:
         """Tokens and padding of running sequences at the end of a step that is not committed yet."""

@@ -84,15 +84,18 @@ class Forward:
             return True
         return work == Work() and self.general.counters().current == self._before.current
 
-    def repeat(self, steps: int) -> int:
-        """Count the last step's activations *steps* times more; return how many operations that is. O(1).
+    def repeat(self, steps: int) -> None:
+        """Count the last step's activations *steps* times more: once a step, and all of them together. O(1).
 
         Only where :attr:`repeatable` and :attr:`is_steady` hold, and the allocator did no work.
         """
-        if self._before is None or not steps:
-            return 0
-        self.general.repeat(self._before, steps)
-        return 2 * steps
+        if self._before is not None and steps:
+            self.general.repeat(self._before, steps)
+
+    @property
+    def repeated_operations(self) -> int:
+        """Operations of each step that :meth:`repeat` counts."""
+        return 0 if self._before is None else 2
 
     def abort(self) -> None:
         """Give back what the step has taken and not given back yet."""
