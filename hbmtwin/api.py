@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from hbmtwin.allocators.caching import RULES
 from hbmtwin.allocators.driver import HbmDriver
+from hbmtwin.allocators.growth import GROWTH_RULES
 from hbmtwin.allocators.oom import Cause, OutOfMemory
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.allocators.registry import UnknownPolicy, device_allocators, kv_policies
+from hbmtwin.allocators.retention import RETENTIONS
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
 from hbmtwin.sim.engine import Progress
 from hbmtwin.sim.experiment import compare, differences
+from hbmtwin.sim.kv_layout import DTYPES as KV_DTYPES
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.legality import notes
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
@@ -28,7 +31,10 @@ from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_me
 from hbmtwin.workloads.records import Request, Source, WorkloadError
 
 __all__ = [
+    "GROWTH_RULES",
+    "KV_DTYPES",
     "PRESETS",
+    "RETENTIONS",
     "RULES",
     "CatalogError",
     "Cause",

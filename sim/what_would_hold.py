@@ -16,14 +16,13 @@ from hbmtwin.sim.catalog import CatalogError
 from hbmtwin.sim.experiment import in_processes
 from hbmtwin.sim.kv_layout import SIXTEEN_BIT
 from hbmtwin.sim.legality import effective_oom
+from hbmtwin.sim.memory_budget import SAFE_UTILIZATION
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import DoesNotFit, Twin, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError, Section
 
 SHORTAGES = ("kv_capacity", "out_of_memory")
 """Reasons of a rejection for want of memory."""
-UTILIZATION = 0.95
-"""The most that is advised: above it nothing is left for what the engine allocates after its plan."""
 QUIET = {
     "results.steps": False,
     "results.memory_trace": False,
@@ -123,8 +122,8 @@ def _changes(s: Scenario, most_running: int | None) -> Iterator[tuple[str, dict[
         yield "half the sequences at once", {"scheduler.max_num_seqs": running // 2}
     if memory.activations != "none" and s.scheduler.max_num_batched_tokens > 1:
         yield "half the tokens a step", {"scheduler.max_num_batched_tokens": s.scheduler.max_num_batched_tokens // 2}
-    if s.engine.gpu_memory_utilization < UTILIZATION:
-        yield "more of the device", {"engine.gpu_memory_utilization": UTILIZATION}
+    if s.engine.gpu_memory_utilization < SAFE_UTILIZATION:
+        yield "more of the device", {"engine.gpu_memory_utilization": SAFE_UTILIZATION}
 
 
 def _expandable(alloc_conf: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from typing import Any
 
 from rich import box
@@ -35,7 +36,10 @@ from hbmtwin.dashboard.verdict import (
 )
 
 WORDS = 24
-"""Columns that a cell of several words gets at least, before a table is cut in two."""
+"""Columns that a cell of several words gets at least, before a table is cut in two; less where there are no more."""
+
+GAP = 3
+"""Columns between two of a table."""
 
 
 def print_comparison(
@@ -96,7 +100,13 @@ def _print_table(
         count = len(left)
         while count > 1 and _width(console, _table(header, cells, [0, *left[:count]], words, styles)) > console.width:
             count -= 1
-        console.print(_table(header, cells, [0, *left[:count]], words, styles))
+        table = _table(header, cells, [0, *left[:count]], words, styles)
+        if _width(console, table) > console.width:  # with one column only: narrower still, its words broken
+            names = _width(console, _table(header, cells, [0], words, styles))
+            table.columns[1].width = max(1, console.width - names - GAP)
+            table.columns[1].min_width = None
+        console.print(table)
+        console.print()
         left = left[count:]
 
 
@@ -107,7 +117,7 @@ def _table(
     words: Sequence[str],
     styles: Sequence[str],
 ) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)  # blank edges would cost a letter a line
     for column in columns:
         title, values = header[column], [row[column] for row in cells]
         lines = [line for text in (title, *values) for line in text.split("\n")]
@@ -115,7 +125,7 @@ def _table(
         number = all(value[:1].isdigit() or value[:1] == MISSING for value in values)
         table.add_column(
             title,
-            justify="right" if number and column > 0 else "left",
+            justify="right" if number and column > 0 and title not in words else "left",
             overflow="fold",
             min_width=min(widest, WORDS) if title in words else widest,
         )
@@ -263,9 +273,16 @@ def print_models(console: Console, models: Mapping[str, Mapping[str, Any]]) -> N
     _print_table(console, header, cells)
 
 
-def print_policies(console: Console, policies: list[dict[str, Any]]) -> None:
-    """Presets, and the policies of every family with what they say of themselves."""
-    cells = [(p["name"], p["family"], p["summary"], ", ".join(p["features"] + p["requires"])) for p in policies]
-    _print_table(
-        console, ("name", "family", "what it is", "offers / needs"), cells, words=("what it is", "offers / needs")
-    )
+def print_policies(console: Console, policies: Sequence[Mapping[str, Any]]) -> None:
+    """Everything that a scenario chooses by name, a table a family, with what each says of itself."""
+    for family, entries in groupby(policies, key=itemgetter("family")):
+        listed = list(entries)
+        console.print(f"[bold]{escape(family)}[/bold]  {escape(listed[0]['key'])}")
+        header: tuple[str, ...] = ("name", "what it is")
+        cells = [(p["name"], p["summary"]) for p in listed]
+        if any(p["features"] or p["requires"] for p in listed):
+            header = (*header, "offers", "needs of its arena")
+            cells = [
+                (*row, ", ".join(p["features"]), ", ".join(p["requires"])) for row, p in zip(cells, listed, strict=True)
+            ]
+        _print_table(console, header, cells, words=header[1:3])

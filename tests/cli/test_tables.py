@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,7 @@ def test_every_number_and_every_word_is_whole_at_every_width(summaries: dict[str
 
 def test_what_is_too_wide_becomes_tables_that_each_name_the_policies(summaries: dict[str, dict[str, Any]]) -> None:
     def lines_of(width: int) -> int:
-        return sum(line.startswith(" doubling ") for line in drawn(summaries, width).splitlines())
+        return sum(line.startswith("doubling ") for line in drawn(summaries, width).splitlines())
 
     assert [lines_of(width) for width in (200, 80, 40)] == [1, 2, 5]
 
@@ -59,6 +60,21 @@ def test_the_catalog_cuts_no_id_and_no_name(shell: Shell, monkeypatch: pytest.Mo
     firsts = {line.split()[0] for line in text.splitlines() if line.strip()}
     assert {*devices(), *models(), *PRESETS, "contiguous", "continuous"} <= firsts
     assert "device allocator" in text
+
+
+@pytest.mark.parametrize("width", [30, 40, 80, 140])
+def test_a_table_of_words_breaks_them_where_it_must_and_loses_none(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    listed = json.loads(shell("catalog", "policies", "--json").out)
+    text = shell("catalog", "policies").out
+    for family in ("preset", "growth rule", "KV dtype"):  # two columns each
+        entries = [entry for entry in listed if entry["family"] == family]
+        lines = text.partition(f"{family}  ")[2].partition("─\n")[2].splitlines()
+        at = max(len(entry["name"]) for entry in entries) + 3
+        words = "".join(line[at:] for line in lines[: lines.index("")])
+        assert words.replace(" ", "") == "".join(entry["summary"] for entry in entries).replace(" ", "")
 
 
 def test_a_pipe_without_columns_gets_140(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_a_variant_runs_beside_the_presets_and_carries_its_name_everywhere(shell
     code, out, _ = shell("compare", *FEW, "--policies", "paged", *given, "--out", "c")
     assert code == 0
     assert out.startswith("paged and wide held.")
-    assert [line.split()[0] for line in out.splitlines() if line.startswith(" wide ")] == ["wide", "wide"]
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("wide ")] == ["wide", "wide"]
     assert "512" in out.partition("Settings that differ")[2]
     assert CONF in out
     stored = Result.load(tmp_path / "c" / "wide").scenario

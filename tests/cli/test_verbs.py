@@ -11,11 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from hbmtwin.api import PRESETS, Result, Scenario
+from hbmtwin.api import PRESETS, Result, Scenario, device_allocators
 from hbmtwin.sim.traffic import source_of
 
 Shell = Callable[..., Any]
@@ -144,6 +144,45 @@ def test_catalog_lists_devices_models_and_policies(shell: Shell) -> None:
     assert (code, err) == (0, "")
     assert "llama-2-70b" in out
     assert "continuous" in out
+
+
+def test_the_catalog_of_policies_has_a_line_for_every_name_that_a_scenario_takes(shell: Shell) -> None:
+    listed = json.loads(shell("catalog", "policies", "--json").out)
+    names: dict[str, list[str]] = {}
+    for entry in listed:
+        names.setdefault(entry["family"], []).append(entry["name"])
+        assert re.match(r"[A-Za-z0-9].*", entry["summary"])
+        assert not re.search(r"``|claim|\n|:class:", entry["summary"]), entry
+    assert list(names) == [
+        *("preset", "KV policy", "growth rule", "retention", "KV dtype", "device allocator", "scheduler", "batching"),
+    ]
+    assert names["preset"] == list(PRESETS)
+    assert names["batching"] == list(get_args(type(Scenario().scheduler).model_fields["batching"].annotation))
+    assert {"static", "exact", "doubling", "step", "hybrid"} <= set(names["growth rule"])
+    assert {"full", "truncate(n)", "forget(over, drop)"} <= set(names["retention"])
+    assert {"auto", "fp8", "int8_per_token_head", "int4"} <= set(names["KV dtype"])
+    lines = {entry["name"]: entry["summary"] for entry in listed}
+    assert lines["int8_per_token_head"] == (
+        "8 bits, an FP32 scale a token and KV head: 51.6 % of float16 for llama-2-7b."  # (128 + 4) / 256
+    )
+    assert "initial_tokens * growth_factor ** k" in lines["doubling"]
+    needs = {entry["name"]: entry["requires"] for entry in listed}
+    offers = {entry["name"]: entry["features"] for entry in listed}
+    assert set(needs["virtual"]) <= set(offers["direct"])
+    assert {"preempt", "reject"} <= set(offers["paged"])
+
+
+def test_a_policy_that_is_registered_is_listed(shell: Shell) -> None:
+    @device_allocators.register("mine")
+    class Mine(device_allocators.get("bump")):
+        """Written this morning."""
+
+    try:
+        (mine,) = [e for e in json.loads(shell("catalog", "policies", "--json").out) if e["name"] == "mine"]
+        assert (mine["family"], mine["summary"]) == ("device allocator", "Written this morning.")
+        assert "Written this morning." in shell("catalog", "policies").out
+    finally:
+        device_allocators.unregister("mine")
 
 
 def test_run_json_is_all_that_stdout_carries(shell: Shell) -> None:
