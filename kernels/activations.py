@@ -93,20 +93,29 @@ class ActivationModel:
 
     def _attention(self, tokens: int, hidden: int, pairs: int, keys: int) -> Iterator[Instruction]:
         m, width = self.model, self.model.dtype_bytes
-        query = self._heads * m.head_dim
-        kv = max(1, m.num_kv_heads // self._tp) * m.head_dim
+        out = tokens * self._heads * (m.v_head_dim or m.head_dim) * width
         yield Instruction("malloc", "normed", hidden)
-        yield Instruction("malloc", "qkv", tokens * (query + 2 * kv) * width)
+        yield Instruction("malloc", "qkv", tokens * (self._heads * m.head_dim + self._kv_elements) * width)
         yield Instruction("grow")
         if self.attention == "flash":
-            yield from self._flash(tokens, tokens * query * width)
+            yield from self._flash(tokens, out)
         else:
-            yield from self._standard(pairs * self._heads, keys, tokens * query * width)
+            yield from self._standard(pairs * self._heads, keys, out)
         yield Instruction("malloc", "o_proj", hidden)
         yield Instruction("free", "attention")
         yield Instruction("free", "qkv")
         yield Instruction("free", "normed")
         yield Instruction("free", "o_proj")  # added to the residual stream, in place
+
+    @property
+    def _kv_elements(self) -> int:
+        """Elements of a token's new K and V on this rank, or of the latent that stands for both."""
+        m = self.model
+        if m.latent_dim:
+            return m.latent_dim
+        if m.kv_lora_rank:  # written out head by head, V padded to K's width
+            return 2 * self._heads * m.head_dim
+        return 2 * max(1, m.num_kv_heads // self._tp) * m.head_dim
 
     def _flash(self, tokens: int, out: int) -> Iterator[Instruction]:
         yield Instruction("malloc", "attention", out)
@@ -122,12 +131,12 @@ class ActivationModel:
 
         The operator's reserve, and per core a tile of scores (fp32 and 16-bit) of the query heads that share a KV head.
         """
-        group = self.model.num_attention_heads // self.model.num_kv_heads
+        group = self._heads if self.model.latent_dim else self.model.num_attention_heads // self.model.num_kv_heads
         return WORKSPACE_RESERVE_BYTES + WORKSPACE_CORES * WORKSPACE_TILE_KEYS * group * 6
 
     def _standard(self, scores: int, keys: int, out: int) -> Iterator[Instruction]:
         m = self.model
-        repeated = m.num_attention_heads > m.num_kv_heads
+        repeated = bool(m.latent_dim) or m.num_attention_heads > m.num_kv_heads
         if repeated:
             size = keys * self._heads * m.head_dim * m.dtype_bytes
             yield Instruction("malloc", "repeated_k", size)

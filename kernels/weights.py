@@ -39,47 +39,70 @@ def embedding_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
     return -(-padded // tensor_parallel_size) * model.hidden_size * model.dtype_bytes
 
 
+def layer_tensors(model: ModelShape, tensor_parallel_size: int = 1) -> Iterator[tuple[str, int]]:
+    """Yield ``(name, bytes)`` of one layer's parameters on one rank, in the order in which vLLM makes them.
+
+    Projections that read the same input are one tensor there (``qkv_proj``, ``gate_up_proj``).
+    """
+    tp, width = tensor_parallel_size, model.dtype_bytes
+    inner = model.intermediate_size // tp
+    shapes = (
+        *(_latent_attention if model.kv_lora_rank else _attention)(model, tp),
+        (
+            "mlp.gate_up_proj" if model.gated_mlp else "mlp.up_proj",
+            (2 if model.gated_mlp else 1) * inner,
+            model.hidden_size,
+        ),
+        ("mlp.down_proj", model.hidden_size, inner),
+        ("input_layernorm", model.hidden_size, 1),
+        ("post_attention_layernorm", model.hidden_size, 1),
+    )
+    for name, rows, columns in shapes:
+        yield name, rows * columns * width
+
+
 def layer_weight_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
     """One layer of one rank: the attention's projections, the MLP, two norms."""
-    tp = tensor_parallel_size
-    attention = (_latent_attention if model.kv_lora_rank else _attention)(model, tp)
-    mlp = model.hidden_size * (3 if model.gated_mlp else 2) * (model.intermediate_size // tp)
-    return (attention + mlp + 2 * model.hidden_size) * model.dtype_bytes
+    return sum(size for _, size in layer_tensors(model, tensor_parallel_size))
 
 
-def _attention(model: ModelShape, tp: int) -> int:
-    """Weights of query, key, value and output projections."""
+def _attention(model: ModelShape, tp: int) -> Iterator[tuple[str, int, int]]:
+    """Names, rows and columns of query, key, value and output projections."""
     query = model.num_attention_heads // tp * model.head_dim
     kv = max(1, model.num_kv_heads // tp) * model.head_dim
-    return model.hidden_size * (2 * query + 2 * kv)
+    yield "self_attn.qkv_proj", query + 2 * kv, model.hidden_size
+    yield "self_attn.o_proj", model.hidden_size, query
 
 
-def _latent_attention(model: ModelShape, tp: int) -> int:
-    """Weights of MLA: down projections with a norm each (q_a, kv_a), up projections of a rank's heads (q_b, kv_b), o.
+def _latent_attention(model: ModelShape, tp: int) -> Iterator[tuple[str, int, int]]:
+    """The same of MLA: down projections with a norm each (q_a, kv_a), up projections of a rank's heads (q_b, kv_b), o.
 
     Decoding over the latent multiplies by the two halves of kv_b instead of by kv_b: the same weights, other views.
     """
-    heads = model.num_attention_heads // tp
-    query_in, norms = model.hidden_size, model.kv_lora_rank
-    down = model.hidden_size * (model.kv_lora_rank + model.qk_rope_head_dim)
+    heads, rank = model.num_attention_heads // tp, model.kv_lora_rank
     if model.q_lora_rank:
-        query_in, norms = model.q_lora_rank, norms + model.q_lora_rank
-        down += model.hidden_size * model.q_lora_rank
-    up = query_in * model.head_dim + model.kv_lora_rank * (model.qk_nope_head_dim + model.v_head_dim)
-    return norms + down + heads * (up + model.v_head_dim * model.hidden_size)
+        yield "self_attn.q_a_proj", model.q_lora_rank, model.hidden_size
+        yield "self_attn.q_a_layernorm", model.q_lora_rank, 1
+        yield "self_attn.q_b_proj", heads * model.head_dim, model.q_lora_rank
+    else:
+        yield "self_attn.q_proj", heads * model.head_dim, model.hidden_size
+    yield "self_attn.kv_a_proj_with_mqa", rank + model.qk_rope_head_dim, model.hidden_size
+    yield "self_attn.kv_a_layernorm", rank, 1
+    yield "self_attn.kv_b_proj", heads * (model.qk_nope_head_dim + model.v_head_dim), rank
+    yield "self_attn.o_proj", model.hidden_size, heads * model.v_head_dim
 
 
 def weight_tensors(model: ModelShape, tensor_parallel_size: int = 1) -> Iterator[tuple[str, int]]:
-    """Yield ``(name, bytes)`` of what one rank keeps: the embedding, each layer as one, the last norm, the head, and
-    the rotary table.
+    """Yield ``(name, bytes)`` of what one rank keeps, tensor by tensor in the order in which vLLM makes them: the
+    embedding, each layer's, the last norm, the head, and the rotary table.
 
     Raise ValueError when the model cannot be split so.
     """
     check_tensor_parallel(model, tensor_parallel_size)
     yield "embed_tokens", embedding_bytes(model, tensor_parallel_size)
-    layer = layer_weight_bytes(model, tensor_parallel_size)
     for i in range(model.num_layers):
-        yield f"layers.{i}", layer
+        for name, size in layer_tensors(model, tensor_parallel_size):
+            yield f"layers.{i}.{name}", size
     yield "norm", model.hidden_size * model.dtype_bytes
     if not model.tie_word_embeddings:
         yield "lm_head", embedding_bytes(model, tensor_parallel_size)

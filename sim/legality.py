@@ -93,6 +93,11 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
             found.append(f"memory.{key} concerns the allocators {', '.join(users)} only")
     if session.between_turns == "keep" and "park" not in kv_policies.get(kv.policy).offers:
         found.append(f"session.between_turns = keep: {kv.policy} parks nothing, and drops KV between turns")
+    if scenario.scheduler.policy == "static_batch" and scenario.scheduler.batching != "variable":
+        found.append(
+            "scheduler.max_num_batched_tokens does not bound the prefill of a padded batch; it sizes the activation "
+            "reserve as before: make it max_num_seqs x the longest prompt to plan for the whole batch"
+        )
     if scenario.scheduler.policy != "static_batch":
         given = _given(scenario.scheduler, ("batching", "bucket_tokens"))
         found += [f"scheduler.{key} concerns the scheduler 'static_batch' only" for key in given]
@@ -207,8 +212,8 @@ def _check_batching(scenario: Scenario) -> None:
         return
     if scenario.kv_cache.retention != "full":
         raise ScenarioError(
-            f"kv_cache.retention: a batch that is {scheduler.batching} has padding in front, which would be dropped for "
-            "tokens; use full, or scheduler.batching = 'variable'"
+            f"kv_cache.retention: a batch that is {scheduler.batching} has padding in front, which would be dropped "
+            "for tokens; use full, or scheduler.batching = 'variable'"
         )
     if scenario.session.between_turns == "keep":
         raise ScenarioError(

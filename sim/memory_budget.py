@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hbmtwin.allocators.caching.sizes import NPU_PAD, allocation_size, round_size
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
-from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank, weight_tensors
+from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank
 from hbmtwin.sim.engine_rules import (
     GIB,
     EngineRules,
@@ -273,13 +273,11 @@ def _starts(q: _Question) -> bool:
 
 
 def _placed_blocks(q: _Question, b: MemoryBudget) -> int:
-    """Blocks of a pool that lies, with the weights and the activations, in whole segments of the caching allocator.
+    """Blocks of a pool that lies in whole segments of the caching allocator.
 
     On the safe side: a segment that several tensors share is taken to hold them and nothing else.
     """
-    loaded = [size for _, size in weight_tensors(q.model, q.layout.tensor_parallel_size)]
-    rounding = sum(map(_segment_share, [*loaded, b.activation_bytes])) - sum(loaded) - b.activation_bytes
-    left = (b.kv_bytes - rounding) // q.layout.num_layers
+    left = b.kv_bytes // q.layout.num_layers
     block_bytes = [q.block_size * size for size in q.layout.tensor_bytes]
     for blocks in range(b.num_blocks, 0, -1):
         if sum(_segment_share(blocks * size) for size in block_bytes) <= left:

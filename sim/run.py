@@ -120,12 +120,18 @@ class Twin:
 
     def _build_memory(self) -> None:
         s, budget = self.scenario, self.budget
-        self.driver = HbmDriver(budget.total_bytes, tenants_bytes=s.device.other_tenant_bytes)
+        policy: Any = kv_policies.get(s.kv_cache.policy)
+        pages = "page_bytes" in {f.name for f in fields(policy.Config)}
+        page_bytes = min(PAGE_UNIT, s.kv_cache.page_bytes) if pages else PAGE_UNIT
+        try:
+            self.driver = HbmDriver(
+                budget.total_bytes, tenants_bytes=s.device.other_tenant_bytes, page_bytes=page_bytes
+            )
+        except ValueError as error:
+            raise ScenarioError(f"kv_cache.page_bytes: {error}") from None
         before = self.driver.mem_info()[0]
         self.driver.alloc(budget.static_bytes + budget.graph_bytes)
         self.static_bytes = before - self.driver.mem_info()[0]
-        # What the budget grants to torch: the same cap for every policy, so that a comparison compares policies.
-        limit = budget.weights_bytes + budget.activation_bytes + budget.kv_bytes
         settings: dict[str, Any] = {
             "flavour": "torch_npu" if self.device.vendor == "ascend" else "torch_cuda",
             "alloc_conf": s.memory.alloc_conf,
@@ -134,6 +140,14 @@ class Twin:
         }
         if s.memory.alignment_bytes is not None:
             settings["alignment_bytes"] = s.memory.alignment_bytes
+        # What the budget grants to torch: the same cap for every policy, so that a comparison compares policies. By how
+        # much segments of loaded tensors are rounded stands outside the engine's plan, which counts torch's blocks.
+        free = self.driver.mem_info()[0]
+        trial = self._allocator(s.memory.general, {**settings, "limit_bytes": free}, HbmDriver(free))
+        self._loaded(trial)
+        # Activations that come and go need the room that a reserve would have taken.
+        coming = 0 if s.memory.activations == "none" else budget.activation_bytes
+        limit = min(trial.usage().reserved + coming + budget.kv_bytes, free)
         self.general = self._allocator(s.memory.general, {**settings, "limit_bytes": limit})
         self.recorder = Recorder(
             allocators=[self.general],
@@ -142,37 +156,14 @@ class Twin:
             steps_wanted=s.results.steps,
             trace_wanted=s.results.memory_trace,
         )
-        outside = s.engine.task_queue_enable == 2 and self.device.vendor == "ascend"
-        workspace: Any = self.general if outside else None
-        activations = ActivationModel(
-            self.model,
-            self.device,
-            tensor_parallel_size=s.engine.tensor_parallel_size,
-            attention=s.engine.attention,
-        )
-        self.forward = Forward(
-            self.general,
-            self.model.num_layers,
-            s.memory.activations,
-            activations,
-            workspace,
-        )
-        tensors = weight_tensors(self.model, s.engine.tensor_parallel_size)
-        try:
-            self.forward.load(chain(tensors, scale_tensors(self.layout)), budget.activation_bytes)
-        except OutOfMemory as error:  # the budget does not round, the allocator does
-            reason = f"weights and activations do not fit once they are rounded ({error}): raise gpu_memory_utilization"
-            raise DoesNotFit(replace(budget, fits=False, reason=reason)) from None
-        # Activations that come and go need the room that a reserve would have taken.
-        coming = 0 if s.memory.activations == "none" else budget.activation_bytes
-        left = min(limit - self.general.usage().reserved, self.driver.mem_info()[0]) - coming
+        self.forward = self._loaded(self.general)
+        left = limit - self.general.usage().reserved - coming
         self.arena = self.general
         if s.memory.kv_arena != s.memory.general:
             region = left // PAGE_UNIT * PAGE_UNIT
             self.arena = self._allocator(s.memory.kv_arena, {**settings, "limit_bytes": region})
             self.recorder.watch(self.arena)
         self.kv_budget_bytes = left
-        policy: Any = kv_policies.get(s.kv_cache.policy)
         given = {name: getattr(s.kv_cache, name) for name in type(s.kv_cache).model_fields}
         given |= {
             "block_size": self.block_size,
@@ -187,6 +178,21 @@ class Twin:
             self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
         except (TypeError, ValueError, OutOfMemory) as error:  # what is left to go wrong are options
             raise ScenarioError(f"kv_cache.options: {error}") from None
+
+    def _loaded(self, general: DeviceAllocator) -> Forward:
+        """A forward pass whose weights, and activation reserve if there is one, are in *general*. Raise DoesNotFit."""
+        s, budget = self.scenario, self.budget
+        outside = s.engine.task_queue_enable == 2 and self.device.vendor == "ascend"
+        workspace: Any = general if outside else None
+        tp = s.engine.tensor_parallel_size
+        activations = ActivationModel(self.model, self.device, tensor_parallel_size=tp, attention=s.engine.attention)
+        forward = Forward(general, self.model.num_layers, s.memory.activations, activations, workspace)
+        try:
+            forward.load(chain(weight_tensors(self.model, tp), scale_tensors(self.layout)), budget.activation_bytes)
+        except OutOfMemory as error:  # the budget does not round, the allocator does
+            reason = f"weights and activations do not fit once they are rounded ({error}): raise gpu_memory_utilization"
+            raise DoesNotFit(replace(budget, fits=False, reason=reason)) from None
+        return forward
 
     def _pool_blocks(self, arena: str, settings: dict[str, Any], left_bytes: int) -> int:
         """The most blocks whose tensors fit in *left_bytes*, found by placing them in an empty allocator of that kind.

@@ -95,9 +95,17 @@ def test_an_mlp_without_gate_has_two_matrices() -> None:
 
 def test_tensors_in_loading_order_sum_to_the_rank() -> None:
     tensors = list(weight_tensors(LLAMA_8B, 2))
-    assert [name for name, _ in tensors[:2]] == ["embed_tokens", "layers.0"]
+    assert [name for name, _ in tensors[:7]] == [
+        "embed_tokens",
+        "layers.0.self_attn.qkv_proj",
+        "layers.0.self_attn.o_proj",
+        "layers.0.mlp.gate_up_proj",
+        "layers.0.mlp.down_proj",
+        "layers.0.input_layernorm",
+        "layers.0.post_attention_layernorm",
+    ]
     assert [name for name, _ in tensors[-3:]] == ["norm", "lm_head", "rotary_emb"]
-    assert len(tensors) == 36
+    assert len(tensors) == 4 + 6 * 32
     assert sum(size for _, size in tensors) == weight_bytes_per_rank(LLAMA_8B, 2)
 
 

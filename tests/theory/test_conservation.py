@@ -259,6 +259,7 @@ def test_what_was_reserved_before_a_refusal_is_not_counted_as_computed(oom: str)
         "engine__gpu_memory_utilization": 0.46,
         "engine__max_model_len": 300,
         "kv_cache__block_size": 128,
+        "kv_cache__options": "{num_blocks=5}",
         "memory__oom": oom,
         "results__interval_s": 0.3,
         "results__steps": "true",
