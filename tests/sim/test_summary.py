@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -148,6 +150,18 @@ def test_dropped_tokens_and_the_turns_that_lost_any() -> None:
     assert dropped(frame) == {"dropped_tokens": 0, "turns_with_dropped_tokens": 0}
     frame["dropped_tokens"] = [0, 900, 0, 100]
     assert dropped(frame) == {"dropped_tokens": 1000, "turns_with_dropped_tokens": 2}
+
+
+def test_every_column_and_every_number_is_defined() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    found = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", page))))
+    series = ["used_bytes", "usage", "hit_rate", "worst", "cleared_s", "dropped_tokens", "turns_with_dropped_tokens"]
+    assert {
+        *Row._fields,
+        *Counts._fields,
+        *series,
+        *memory_means(timeline({"weights": 9}, {"time_ns": 1, "weights": 9}), 1),
+    } <= found
 
 
 # -- whole summaries -------------------------------------------------------------------------------------------------
