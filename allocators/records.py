@@ -247,7 +247,10 @@ class Refused(NamedTuple):
 
 
 class KVUsage(NamedTuple):
-    """The books of a KV policy, in bytes but for ``parked_sessions``. ``held`` is what sequences have, parked ones included."""
+    """The books of a KV policy, in bytes but for ``parked_sessions``.
+
+    ``held`` is what sequences have, parked ones included.
+    """
 
     token: int
     """Occupied token slots of running sequences."""

@@ -41,7 +41,7 @@ def complaint(answer: Any, code: int) -> str:
         ("seed", "--set seed: write it as section.key=value"),
         (
             "kv_cache.policy=contigous",
-            "kv_cache.policy: no KV policy is called 'contigous' (there are contiguous, paged); "
+            "kv_cache.policy: no KV policy is called 'contigous' (there are contiguous, paged, virtual); "
             "did you mean 'contiguous'?",
         ),
     ],
