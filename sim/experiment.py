@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -14,8 +14,8 @@ from joblib import Parallel, cpu_count, delayed
 from joblib.externals.loky import get_reusable_executor
 
 from hbmtwin.allocators.growth import GROWTH_RULES
-from hbmtwin.allocators.registry import kv_policies
-from hbmtwin.sim.legality import effective_oom
+from hbmtwin.allocators.registry import device_allocators, kv_policies
+from hbmtwin.sim.legality import ALLOCATOR_KEYS, effective_oom
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin, run
 from hbmtwin.sim.scenario import Scenario, known_keys
@@ -104,21 +104,28 @@ def differences(scenarios: Mapping[str, Scenario]) -> dict[str, dict[str, Any]]:
 
 
 def _concerns(scenario: Scenario, key: str) -> bool:
-    """Whether a key of ``kv_cache`` is a setting of the policy and of the growth rule in use; others concern all."""
+    """Whether a key is a setting of a policy, allocator, growth rule or scheduler in use; most concern everybody."""
     section, _, name = key.rpartition(".")
-    kv = scenario.kv_cache
+    kv, memory = scenario.kv_cache, scenario.memory
+    if key in BATCHING_KEYS:
+        return scenario.scheduler.policy == "static_batch"
+    if section == "memory" and name in ALLOCATOR_KEYS:
+        used = [device_allocators.get(allocator) for allocator in (memory.general, memory.kv_arena)]
+        return any(name in _settings_of(cls) for cls in used)
     if section != "kv_cache":
         return True
-    policies: Iterable[tuple[str, Any]] = kv_policies
-    knowing = [policy for policy, cls in policies if name in _settings_of(cls.Config)]
+    knowing = [policy for policy, cls in kv_policies if name in _settings_of(cls)]
     if knowing and kv.policy not in knowing:
         return False
-    growing = [rule for rule, cls in GROWTH_RULES.items() if name in _settings_of(cls)]
+    growing = [rule for rule, cls in GROWTH_RULES.items() if name in {field.name for field in fields(cls)}]
     return not growing or kv.growth in growing or (kv.growth == "hybrid" and kv.decode_growth in growing)
 
 
-def _settings_of(config: Any) -> set[str]:
-    return {field.name for field in fields(config)}
+def _settings_of(policy: Any) -> set[str]:
+    return {field.name for field in fields(policy.Config)}
+
+
+BATCHING_KEYS = ("scheduler.batching", "scheduler.bucket_tokens")
 
 
 def _value(scenario: Scenario, key: str) -> Any:

@@ -278,11 +278,9 @@ def print_policies(console: Console, policies: Sequence[Mapping[str, Any]]) -> N
     for family, entries in groupby(policies, key=itemgetter("family")):
         listed = list(entries)
         console.print(f"[bold]{escape(family)}[/bold]  {escape(listed[0]['key'])}")
-        header: tuple[str, ...] = ("name", "what it is")
-        cells = [(p["name"], p["summary"]) for p in listed]
+        header, cells = ["name", "what it is"], [[p["name"], p["summary"]] for p in listed]
         if any(p["features"] or p["requires"] for p in listed):
-            header = (*header, "offers", "needs of its arena")
-            cells = [
-                (*row, ", ".join(p["features"]), ", ".join(p["requires"])) for row, p in zip(cells, listed, strict=True)
-            ]
+            header += ["offers", "needs of its arena"]
+            for row, p in zip(cells, listed, strict=True):
+                row += [", ".join(p["features"]), ", ".join(p["requires"])]
         _print_table(console, header, cells, words=header[1:3])

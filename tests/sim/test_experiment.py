@@ -135,6 +135,15 @@ def test_settings_of_a_growth_rule_concern_it_alone() -> None:
     assert table["kv_cache.initial_tokens"] == {"1": 512, "2": 512}
 
 
+def test_settings_of_an_allocator_and_of_static_batches_concern_them_alone() -> None:
+    table = told(["kv_cache.preset=pooled", "memory.fit=worst"], ["kv_cache.preset=caching"])
+    assert table == {"memory.kv_arena": {"0": "pooled", "1": "caching"}, "memory.fit": {"0": "worst"}}
+    static = ["kv_cache.preset=caching", "scheduler.policy=static_batch"]
+    table = told([*static, "scheduler.batching=sorted"], static, ["kv_cache.preset=caching"])
+    assert table["scheduler.batching"] == {"0": "sorted", "1": "padded"}
+    assert "scheduler.bucket_tokens" not in table
+
+
 def test_the_presets_name_is_no_difference_but_its_keys_are() -> None:
     table = told(["kv_cache.preset=caching"], ["kv_cache.preset=pooled"])
     assert table == {"memory.kv_arena": {"0": "caching", "1": "pooled"}}
