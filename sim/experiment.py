@@ -18,7 +18,7 @@ from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.sim.legality import ALLOCATOR_KEYS, effective_oom
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin, run
-from hbmtwin.sim.scenario import Scenario, known_keys
+from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
 
 T = TypeVar("T")
 
@@ -37,12 +37,16 @@ def compare(
 
     A variant is a name and ``a.b=c`` settings on top of the scenario as :func:`hbmtwin.sim.run.run` would take it.
     *jobs* processes run at once (-1: one a core); *finished* is told each name as its run comes in. Raise what
-    :class:`hbmtwin.sim.run.Twin` raises, with a note that names the variant; every server is built, and so checked,
-    before the first run starts.
+    :class:`hbmtwin.sim.run.Twin` raises, with a note that names the variant, or the preset that is illegal here; every
+    server is built, and so checked, before the first run starts.
     """
     scenarios = {name: Scenario.load(path, overrides=overrides, preset=name, seed=seed) for name in policies}
-    for scenario in scenarios.values():
-        Twin(scenario)
+    for name, scenario in scenarios.items():
+        try:
+            Twin(scenario)
+        except ScenarioError as error:
+            error.add_note(f"preset {name!r}")
+            raise
     for name, settings in (variants or {}).items():
         if name in scenarios:
             raise ValueError(f"there is a run called {name!r} already")

@@ -225,7 +225,8 @@ def run(
     cures: Annotated[
         bool,
         typer.Option(
-            "--what-would-hold", help="If memory ran out, run the same traffic under single changes, and rank them."
+            "--what-would-hold",
+            help="If memory ran out, run the same traffic under each single change (minutes), and rank them.",
         ),
     ] = False,
 ) -> int:
