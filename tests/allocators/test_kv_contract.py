@@ -1,85 +1,59 @@
 """What every registered KV policy promises, on every arena that offers what it requires.
 
-A new policy is held to all of this by being registered (it keeps its arena as ``arena``); settings that its ``Config``
-has no default for, and variants worth testing apart, go into ``KV_SETTINGS``.
+A new policy is held to all of this by being registered (it keeps its arena as ``arena``). The setups, and how they were
+chosen, are in ``conftest.py``; here memory is plenty.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from itertools import product
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from hbmtwin.allocators import HbmDriver
 from hbmtwin.allocators.contract import KVPolicy
-from hbmtwin.allocators.records import Granted, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
+from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.paged import PagedPolicy
+from hbmtwin.allocators.records import Granted, KVSequence, KVUsage, Refused, Release, Tag, Work
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 
-LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=64)
-"""256 bytes a token and tensor, 1,536 bytes a token."""
-MIB = 1 << 20
-DEVICE_BYTES = 256 * MIB
-
-KV_SETTINGS: dict[str, list[dict[str, object]]] = {
-    "contiguous": [
-        {"max_model_len": 512, "growth": growth, "tensors": tensors, "copy_scope": scope}
-        for growth, tensors, scope in product(
-            ("static", "exact", "doubling"), ("per_layer", "merged"), ("tensor", "step")
-        )
-    ],
-    "paged": [{"max_model_len": 512, "num_blocks": 60, "block_size": size} for size in (16, 128)],
-    "virtual": [{"max_model_len": 512, "page_bytes": size} for size in (8192, 2 * MIB)],
-}
+MAX_MODEL_LEN = 128
+PLENTY = 32 << 20
+LITTLE = 2 << 20
+"""Room for about three of the longest sequences."""
 
 
-class Setup(NamedTuple):
-    policy: str
-    settings: dict[str, object]
-    arena: str
-
-    def make(self) -> KVPolicy:
-        arena_class, policy_class = device_allocators.get(self.arena), kv_policies.get(self.policy)
-        driver = HbmDriver(DEVICE_BYTES, page_bytes=8192)
-        arena = arena_class(driver, arena_class.Config(limit_bytes=DEVICE_BYTES))
-        return policy_class(LAYOUT, arena, policy_class.Config(**self.settings))
+@pytest.fixture
+def policy(kv_setup: Any) -> KVPolicy:
+    return kv_setup.make(PLENTY)
 
 
-SETUPS = [
-    Setup(policy_name, settings, arena_name)
-    for (policy_name, policy_class), (arena_name, arena_class) in product(kv_policies, device_allocators)
-    if policy_class.requires <= arena_class.features
-    for settings in KV_SETTINGS.get(policy_name, [{"max_model_len": 512}])
-]
-
-
-def label(setup: Setup) -> str:
-    return "-".join([setup.policy, *map(str, setup.settings.values()), setup.arena])
-
-
-@pytest.fixture(params=SETUPS, ids=label)
-def policy(request: pytest.FixtureRequest) -> KVPolicy:
-    return request.param.make()
-
-
-def sequence(id: int, tokens: int) -> KVSequence:
-    return KVSequence(
-        id=id, session=id, turn=0, num_tokens=tokens, max_tokens=tokens + 100, spans=((f"s{id}", 0, tokens),)
-    )
+def sequence(id: int, tokens: int, session: int | None = None) -> KVSequence:
+    session = id if session is None else session
+    spans = ((f"s{session}", 0, tokens),)
+    return KVSequence(id=id, session=session, turn=0, num_tokens=tokens, max_tokens=MAX_MODEL_LEN, spans=spans)
 
 
 def grow(policy: KVPolicy) -> None:
-    for layer in range(LAYOUT.num_layers):
+    for layer in range(policy.layout.num_layers):
         policy.grow_layer(layer)
+
+
+def compute(policy: KVPolicy, s: KVSequence, new: int, hit: int = 0) -> None:
+    """Reserve *new* tokens of a sequence behind *hit* adopted ones, in the step that is under way."""
+    admitting = s.num_computed_tokens == 0
+    assert policy.reserve(s, new, hit=hit, admitting=admitting, others_running=True) == Granted(hit)
+    s.num_computed_tokens += hit + new
 
 
 def step(policy: KVPolicy, *sequences: KVSequence) -> None:
     """One whole step as an engine does it: each sequence computes all that it lacks, and samples a token."""
-    for s in sequences:
-        admitting = s.num_computed_tokens == 0
-        answer = policy.reserve(s, s.num_tokens - s.num_computed_tokens, admitting=admitting, others_running=True)
+    planned = [(s, s.num_tokens - s.num_computed_tokens) for s in sequences]
+    for s, new in planned:
+        answer = policy.reserve(s, new, admitting=s.num_computed_tokens == 0, others_running=True)
         assert isinstance(answer, Granted)
     grow(policy)
     policy.end_step()
@@ -100,11 +74,24 @@ def check(policy: KVPolicy) -> None:
     assert blocks == sorted(blocks, key=lambda block: block.address)
     assert sum(block.size for block in blocks) == usage.held + usage.growth_copy + usage.cached + usage.pool
     assert sum(block.token_bytes for block in blocks) == usage.token + usage.parked
-    assert policy.arena.usage().requested_by_tag[Tag.KV] == sum(block.size for block in blocks)
+    assert kv_bytes(policy) == sum(block.size for block in blocks)
 
 
 def kv_bytes(policy: KVPolicy) -> int:
     return policy.arena.usage().requested_by_tag[Tag.KV]
+
+
+def check_tokens(policy: KVPolicy, *running: KVSequence) -> None:
+    """The books count what is kept of each running sequence, and what was dropped."""
+    usage, token_bytes = policy.usage(), policy.layout.token_bytes
+    computed = [s.num_computed_tokens for s in running]
+    kept = [policy.kept(tokens) for tokens in computed]
+    assert usage.token == sum(kept) * token_bytes
+    assert usage.dropped == (sum(computed) - sum(kept)) * token_bytes
+    assert usage.held - usage.parked >= usage.token
+    for s, tokens in zip(running, kept, strict=True):
+        in_walk = [block.token_bytes for block in policy.walk() if (block.owner, block.state) == (s.id, "running")]
+        assert sum(in_walk) == tokens * token_bytes
 
 
 def as_seen(s: KVSequence) -> tuple[object, ...]:
@@ -118,9 +105,11 @@ def as_seen(s: KVSequence) -> tuple[object, ...]:
 def test_a_policy_says_what_it_is(name: str, cls: type[KVPolicy]) -> None:
     assert cls.name == name
     assert isinstance(cls.requires, frozenset)
+    assert cls.offers <= {"park", "preempt", "reject"}
     assert is_dataclass(cls.Config)
     assert cls.Config.__dataclass_params__.frozen
-    assert (cls.__doc__ or "").strip()
+    assert "max_model_len" in {field.name for field in fields(cls.Config)}
+    assert (cls.__doc__ or "").strip().partition("\n\n")[0].endswith("."), "the catalog prints its first paragraph"
 
 
 def test_a_policy_has_every_verb_of_the_contract(policy: KVPolicy) -> None:
@@ -133,24 +122,43 @@ def test_a_policy_has_every_verb_of_the_contract(policy: KVPolicy) -> None:
 
 
 def test_the_books_count_every_computed_token(policy: KVPolicy) -> None:
-    a, b = sequence(1, 100), sequence(2, 37)
+    a, b = sequence(1, 60), sequence(2, 37)
     step(policy, a)
-    assert policy.usage().token == 100 * LAYOUT.token_bytes
+    check_tokens(policy, a)
     step(policy, a, b)
+    check_tokens(policy, a, b)
     step(policy, b, a)
-    assert policy.usage().token == (102 + 38) * LAYOUT.token_bytes
-    assert policy.usage().held >= 140 * LAYOUT.token_bytes
+    check_tokens(policy, a, b)
+    assert (a.num_computed_tokens, b.num_computed_tokens) == (62, 38)
 
 
 def test_a_prompt_may_come_in_chunks(policy: KVPolicy) -> None:
-    s = sequence(1, 200)
-    for computed, new in ((0, 64), (64, 64), (128, 72)):
-        s.num_computed_tokens = computed
-        assert policy.reserve(s, new, admitting=computed == 0) == Granted(0)
+    s = sequence(1, 110)
+    for new in (40, 1, 40, 29):
+        compute(policy, s, new)
         grow(policy)
         policy.end_step()
-        assert policy.usage().token == (computed + new) * LAYOUT.token_bytes
         check(policy)
+        check_tokens(policy, s)
+
+
+def test_lookahead_asks_for_room_and_counts_no_tokens(policy: KVPolicy) -> None:
+    s = sequence(1, 20)
+    assert policy.reserve(s, 20, lookahead=5, admitting=True) == Granted(0)
+    grow(policy)
+    policy.end_step()
+    s.num_computed_tokens = 20
+    check(policy)
+    check_tokens(policy, s)
+    assert policy.usage().held >= 25 * policy.layout.token_bytes
+
+
+def test_what_is_kept_is_never_more_than_there_is(policy: KVPolicy) -> None:
+    kept = [policy.kept(tokens) for tokens in range(3 * MAX_MODEL_LEN)]
+    assert kept[:2] == [0, 1], "the token just computed is held"
+    assert all(1 <= held <= tokens for tokens, held in enumerate(kept) if tokens)
+    assert all(after <= before + 1 for before, after in pairwise(kept))
+    assert kept == [policy.kept(tokens) for tokens in range(3 * MAX_MODEL_LEN)]
 
 
 def test_only_the_scheduler_writes_a_sequence(policy: KVPolicy) -> None:
@@ -166,31 +174,57 @@ def test_only_the_scheduler_writes_a_sequence(policy: KVPolicy) -> None:
     assert as_seen(s) == before
 
 
+# Between turns
+
+
 def test_lookup_promises_less_than_the_whole_and_pins_nothing(policy: KVPolicy) -> None:
     s = sequence(1, 100)
     assert policy.lookup(s) == 0
     step(policy, s)
     policy.release(s, Release.PARK)
     usage = policy.usage()
-    following = sequence(1, 90)
+    following = sequence(2, 90, session=1)
     assert 0 <= policy.lookup(following) <= 89
     assert policy.lookup(following) == policy.lookup(following)
     assert policy.usage() == usage
+    assert policy.lookup(sequence(3, 90)) == 0, "another session"
 
 
-def test_a_hit_is_adopted_and_counts_as_computed(policy: KVPolicy) -> None:
-    s = sequence(1, 100)
+def test_what_is_parked_is_found_by_its_next_turn_where_the_policy_offers_that(policy: KVPolicy) -> None:
+    s = sequence(1, 50)
     step(policy, s)
     policy.release(s, Release.PARK)
-    following = sequence(1, 150)
-    following.id = 2
+    check(policy)
+    kept = policy.kept(50) * policy.layout.token_bytes
+    offers = "park" in policy.offers
+    assert (policy.usage().parked, policy.usage().parked_sessions) == ((kept, 1) if offers else (0, 0))
+    assert (policy.usage().token, policy.usage().dropped) == (0, 0)
+    following = sequence(2, 90, session=1)
     hit = policy.lookup(following)
-    assert policy.reserve(following, 150 - hit, hit=hit, admitting=True) == Granted(hit)
+    assert hit == (50 if offers else 0)
+    compute(policy, following, 90 - hit, hit)
     grow(policy)
     policy.end_step()
-    assert policy.usage().token == 150 * LAYOUT.token_bytes
-    assert policy.usage().parked == 0
+    assert (policy.usage().parked, policy.usage().parked_sessions) == (0, 0)
     check(policy)
+    check_tokens(policy, following)
+
+
+def test_a_parked_history_waits_while_others_come_and_go(policy: KVPolicy) -> None:
+    s, other = sequence(1, 50), sequence(2, 60)
+    step(policy, s)
+    policy.release(s, Release.PARK)
+    parked, hit = policy.usage().parked, policy.lookup(sequence(3, 90, session=1))
+    step(policy, other)
+    step(policy, other)
+    policy.release(other, Release.FINISH)
+    assert (policy.usage().parked, policy.lookup(sequence(3, 90, session=1))) == (parked, hit)
+    check(policy)
+
+
+def test_tokens_that_nobody_parked_cannot_be_adopted(policy: KVPolicy) -> None:
+    with pytest.raises(ValueError, match="cannot adopt 7 tokens"):
+        policy.reserve(sequence(1, 50), 43, hit=7, admitting=True)
 
 
 # Giving back
@@ -199,11 +233,12 @@ def test_a_hit_is_adopted_and_counts_as_computed(policy: KVPolicy) -> None:
 @pytest.mark.parametrize("why", [Release.FINISH, Release.PREEMPT, Release.DROP])
 def test_a_released_sequence_leaves_nothing(policy: KVPolicy, why: Release) -> None:
     idle, bytes_before = policy.usage(), kv_bytes(policy)
-    a, b = sequence(1, 100), sequence(2, 300)
+    a, b = sequence(1, 50), sequence(2, 100)
     step(policy, a, b)
     step(policy, a, b)
     policy.release(a, why)
     check(policy)
+    check_tokens(policy, b)
     policy.release(b, why)
     check(policy)
     left = policy.usage()
@@ -239,45 +274,59 @@ def test_a_preempted_sequence_can_start_again(policy: KVPolicy) -> None:
     policy.release(s, Release.PREEMPT)
     s.num_computed_tokens = 0
     step(policy, s)
-    assert policy.usage().token == 101 * LAYOUT.token_bytes
+    check_tokens(policy, s)
 
 
 # A step that is not carried out
 
 
 def test_reservations_are_given_back(policy: KVPolicy) -> None:
-    a, late = sequence(1, 128), sequence(2, 200)
+    a, late = sequence(1, 64), sequence(2, 100)
     step(policy, a)
     before = (policy.usage(), list(policy.walk()), policy.block_ids(a))
     policy.reserve(a, 1)
-    policy.reserve(late, 200, admitting=True)
+    policy.reserve(late, 100, admitting=True)
     policy.abort_step()
     assert (policy.usage(), list(policy.walk()), policy.block_ids(a)) == before
     check(policy)
     step(policy, a, late)
+    check_tokens(policy, a, late)
 
 
-def test_a_new_sequence_is_given_back_in_the_middle_of_its_growth(policy: KVPolicy) -> None:
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_new_sequence_is_given_back_in_the_middle_of_its_growth(policy: KVPolicy, layers: int) -> None:
     idle = policy.usage()
-    policy.reserve(sequence(1, 200), 200, admitting=True)
-    policy.grow_layer(0)
+    policy.reserve(sequence(1, 100), 100, admitting=True)
+    for layer in range(layers):
+        policy.grow_layer(layer)
     policy.abort_step()
     check(policy)
     assert policy.usage() == idle
 
 
+def test_an_adopted_history_is_parked_again(policy: KVPolicy) -> None:
+    s, following = sequence(1, 50), sequence(2, 90, session=1)
+    step(policy, s)
+    policy.release(s, Release.PARK)
+    before, hit = policy.usage(), policy.lookup(following)
+    policy.reserve(following, 90 - hit, hit=hit, admitting=True)
+    policy.abort_step()
+    check(policy)
+    assert policy.usage() == before
+    assert policy.lookup(following) == hit
+
+
 # Leaps
 
 
-@pytest.mark.parametrize("setup", SETUPS, ids=label)
-def test_a_leap_equals_single_steps(setup: Setup) -> None:
-    leaping, stepping = setup.make(), setup.make()
-    in_leap, in_steps = ([sequence(1, 100), sequence(2, 120), sequence(3, 7)] for _ in range(2))
+def test_a_leap_equals_single_steps(kv_setup: Any) -> None:
+    leaping, stepping = kv_setup.make(PLENTY), kv_setup.make(PLENTY)
+    in_leap, in_steps = ([sequence(1, 50), sequence(2, 60), sequence(3, 7)] for _ in range(2))
     step(leaping, *in_leap)
     step(stepping, *in_steps)
     leaping.take_work()
-    k = leaping.horizon(in_leap, 200)
-    assert 0 <= k <= 200
+    k = leaping.horizon(in_leap, 60)
+    assert 0 <= k <= 60
     leaping.advance(in_leap, k // 3)
     leaping.advance(in_leap, k - k // 3)
     stepping.take_work()
@@ -289,6 +338,16 @@ def test_a_leap_equals_single_steps(setup: Setup) -> None:
     assert list(leaping.walk()) == list(stepping.walk())
     assert [leaping.block_ids(s) for s in in_leap] == [stepping.block_ids(s) for s in in_steps]
     check(leaping)
+    check_tokens(leaping, *in_steps)
+
+
+def test_within_a_horizon_what_is_kept_rises_by_the_same_in_each_step(policy: KVPolicy) -> None:
+    s = sequence(1, 30)
+    for _ in range(40):
+        step(policy, s)
+        tokens = s.num_computed_tokens
+        rises = [policy.kept(tokens + i + 1) - policy.kept(tokens + i) for i in range(policy.horizon([s], 50))]
+        assert rises in ([0] * len(rises), [1] * len(rises))
 
 
 def test_the_horizon_keeps_its_limit_and_its_books(policy: KVPolicy) -> None:
@@ -302,20 +361,25 @@ def test_the_horizon_keeps_its_limit_and_its_books(policy: KVPolicy) -> None:
     assert policy.usage() == usage
 
 
-def test_a_leap_over_the_horizon_is_refused(policy: KVPolicy) -> None:
-    batch = [sequence(id, 10) for id in range(1, 41)]
-    admitted = []
-    for s in batch:
-        if isinstance(policy.reserve(s, 10, admitting=True), Granted):
-            admitted.append(s)
-            s.num_computed_tokens = 10
-    grow(policy)
-    policy.end_step()
-    horizon = policy.horizon(admitted, 600)
-    assert horizon <= 502, "there is no room for more than max_model_len"
-    usage = policy.usage()
-    with pytest.raises(ValueError, match="over the horizon"):
-        policy.advance(admitted, horizon + 1)
+def test_a_leap_over_the_horizon_is_refused(kv_setup: Any) -> None:
+    policy = kv_setup.make(LITTLE)
+    full: list[KVSequence] = []
+    for s in [sequence(id, 10) for id in range(1, 400)]:
+        try:
+            if isinstance(policy.reserve(s, 10, admitting=True), Refused):
+                break
+            grow(policy)
+        except OutOfMemory:
+            policy.abort_step()
+            break
+        policy.end_step()
+        full.append(s)
+        s.num_computed_tokens = 10
+    assert 2 <= len(full) < 399, "memory is full"
+    horizon, usage = policy.horizon(full, 10_000), policy.usage()
+    if horizon < 10_000:  # some go on for ever: a ring, and what grows without asking anybody
+        with pytest.raises(ValueError, match="over the horizon"):
+            policy.advance(full, horizon + 1)
     assert policy.usage() == usage
     check(policy)
 
@@ -335,7 +399,7 @@ def test_forking_and_swapping_answer_with_a_value(policy: KVPolicy) -> None:
     a, b = sequence(1, 64), sequence(2, 64)
     step(policy, a)
     usage = policy.usage()
-    for answer in (policy.fork(a, b), policy.swap_out(a)):
+    for answer in (policy.fork(a, b), policy.swap_out(a), policy.swap_in(a)):
         if isinstance(answer, Refused):
             assert answer.reason
             assert policy.usage() == usage
@@ -355,6 +419,94 @@ def test_the_same_calls_lead_to_the_same_state(policy: KVPolicy) -> None:
     assert states[0] == states[1]
 
 
-def test_the_table_of_setups_is_not_empty() -> None:
-    assert {setup.policy for setup in SETUPS} == {name for name, _ in kv_policies}
-    assert {"caching", "pooled"} <= {setup.arena for setup in SETUPS}
+# The setups, and the tests themselves
+
+
+def test_every_legal_pair_of_policy_and_arena_has_setups(kv_setups: list[Any]) -> None:
+    legal = {
+        (policy, arena)
+        for policy, policy_class in kv_policies
+        for arena, arena_class in device_allocators
+        if policy_class.requires <= arena_class.features
+    }
+    assert {(setup.policy, setup.arena) for setup in kv_setups} == legal
+    assert {policy for policy, _ in legal} == set(kv_policies.names()), "each policy has an arena"
+
+
+def test_every_two_settings_meet_in_a_setup(kv_setups: list[Any]) -> None:
+    rows = [{"arena": s.arena, "layout": s.layout_name, **s.settings} for s in kv_setups if s.policy == "contiguous"]
+    growths = {row["growth"] for row in rows}
+    assert len(growths) == 5
+    arenas, layouts = device_allocators.names(), 3
+    together = {(row["growth"], row.get("decode_growth"), row["arena"]) for row in rows}
+    assert len(together) == 8 * len(arenas)
+    assert len({(row["growth"], row.get("decode_growth"), row["retention"]) for row in rows}) == 8 * 5
+    assert len({(row["arena"], row["layout"]) for row in rows}) == len(arenas) * layouts
+    assert len({(row["tensors"], row["copy_scope"], row["admission"]) for row in rows}) >= 4
+    assert len({(row["retention"], row["copy_scope"]) for row in rows}) == 5 * 2
+    assert len(rows) < 8 * len(arenas) + 12
+
+
+class KeepsItsBlocks(PagedPolicy):
+    """An aborted step forgets its reservations, and never gives their blocks back."""
+
+    def abort_step(self) -> None:
+        for owner in self._step:
+            self._tokens -= self._tables.pop(owner).tokens
+        self._step.clear()
+
+
+class KeepsAll(PagedPolicy):
+    """It says that it keeps half of a sequence, and keeps all of it."""
+
+    def kept(self, tokens: int) -> int:
+        return (tokens + 1) // 2
+
+
+class CountsLookahead(PagedPolicy):
+    """Room for speculation counts as tokens."""
+
+    def reserve(self, s: KVSequence, new: int, *, lookahead: int = 0, **more: Any) -> Granted | Refused:
+        return super().reserve(s, new + lookahead, **more)
+
+
+class LeapsTooFar(PagedPolicy):
+    """Advancing misses a token."""
+
+    def advance(self, decoding: Any, k: int) -> None:
+        super().advance(decoding, max(0, k - 1))
+
+
+@pytest.mark.parametrize(
+    ("bug", "test"),
+    [
+        (KeepsItsBlocks, test_a_new_sequence_is_given_back_in_the_middle_of_its_growth),
+        (KeepsAll, test_the_books_count_every_computed_token),
+        (CountsLookahead, test_lookahead_asks_for_room_and_counts_no_tokens),
+    ],
+)
+def test_a_planted_bug_is_noticed(bug: type[PagedPolicy], test: Callable[..., None], kv_setup_of: Any) -> None:
+    class Hidden(bug):
+        """Whose own check says nothing."""
+
+        def check(self) -> None:
+            pass
+
+    policy = kv_setup_of("paged", "pooled", "k and v", {}).make(PLENTY, Hidden)
+    more = {"layers": 1} if "layers" in test.__code__.co_varnames else {}
+    with pytest.raises(AssertionError):
+        test(policy, **more)
+
+
+def test_a_planted_leap_is_noticed(kv_setup_of: Any) -> None:
+    class OneLeaps(kv_setup_of):
+        """The first instance misses a token, the second goes step by step."""
+
+        made = 0
+
+        def make(self, memory_bytes: int, cls: Any = None) -> Any:
+            type(self).made += 1
+            return super().make(memory_bytes, LeapsTooFar if self.made == 1 else None)
+
+    with pytest.raises(AssertionError):
+        test_a_leap_equals_single_steps(OneLeaps("paged", "pooled", "k and v", {}))
