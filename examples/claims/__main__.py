@@ -9,12 +9,13 @@ from dataclasses import asdict
 import claims_a
 import claims_b
 import claims_c
+import claims_growth
 from claim import CLAIMS, Found
 from joblib import Parallel, delayed
 from rich.console import Console
 from rich.table import Table
 
-MODULES = (claims_a, claims_b, claims_c)
+MODULES = (claims_a, claims_b, claims_c, claims_growth)
 """Each registers its claims when it is imported, here and in every process that runs one."""
 HEADER = ("claim", "claimed", "simulated", "verdict", "why")
 
