@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from hbmtwin.allocators.base import BlockAllocator
 from hbmtwin.allocators.caching import CachingAllocator, conf, releases
 from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.records import Tag
@@ -232,9 +231,9 @@ def test_a_forward_pass_that_skips_a_free_is_caught(npu: EmulatedNpu, monkeypatc
 
 
 def test_a_forward_pass_that_goes_past_the_trace_is_caught(npu: EmulatedNpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = BlockAllocator.malloc
+    honest = CachingAllocator.malloc
 
-    def unseen(self: BlockAllocator[object], size: int, *, stream: int = 0, tag: Tag, owner: int = -1) -> int:
+    def unseen(self: CachingAllocator, size: int, *, stream: int = 0, tag: Tag, owner: int = -1) -> int:
         observer = self.observer
         if tag is Tag.WORKSPACE:
             self.observer = None
@@ -242,7 +241,7 @@ def test_a_forward_pass_that_goes_past_the_trace_is_caught(npu: EmulatedNpu, mon
         self.observer = observer
         return handle
 
-    monkeypatch.setattr(BlockAllocator, "malloc", unseen)
+    monkeypatch.setattr(CachingAllocator, "malloc", unseen)
     run, backend = record("short", "caching", SHORT), KeepsLast(npu)
     assert validate([run.case], backend).differing == ()
     assert statistics(backend.real) != run.twin.general.stats()
