@@ -8,8 +8,8 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -18,10 +18,12 @@ from simpy.events import EventPriority
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.oom import OomFacts, OomRecord, OutOfMemory
-from hbmtwin.allocators.records import AllocatorUsage, KVSequence, Refused, Release, Tag, Work
+from hbmtwin.allocators.records import KVSequence, Release, Work
 from hbmtwin.kernels.records import BatchShape, CostModel
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.forward import Forward
+from hbmtwin.sim.leap import Leap, batch_of
+from hbmtwin.sim.oom_facts import complete_facts, refused_facts
 from hbmtwin.sim.recorder import Counts, Recorder, RequestTimes
 from hbmtwin.sim.scheduler import Fail, Finished, Plan, Scheduler
 from hbmtwin.workloads.records import Request, Source, Status
@@ -54,29 +56,12 @@ class _Last(simpy.Event):
 
 
 @dataclass(frozen=True, slots=True)
-class _Leap:
-    """Equal steps in a row, the first of which begins, without its memory work, at *start_ns*."""
-
-    cost: CostModel
-    batch: BatchShape
-    start_ns: int
-    steps: int
-    changed: bool
-    """Whether the batch differs from that of the step before."""
-
-    def end_of(self, step: int) -> int:
-        return self.start_ns + self.cost.leap_ns(self.batch, step)
-
-    def reaching(self, time_ns: int) -> int:
-        """The first step that ends at *time_ns* or later."""
-        return self.cost.steps_covering(self.batch, max(1, time_ns - self.start_ns))
-
-
-@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What the engine itself must know of the scenario."""
 
     oom: Literal["stop", "reject", "preempt"]
+    arena_limit_bytes: int
+    """What the KV arena may have of the device."""
     between_turns: Literal["keep", "drop", "prefix_cache"] = "drop"
     drops_tokens: bool = False
     """Whether the KV policy's retention drops tokens, which attention then does not read."""
@@ -214,22 +199,19 @@ class Engine:
             yield _Last(env, leap.end_of(leap.steps) - start)
             self._finish_leap(plan, leap, start, counts)
 
-    def _leap(self, plan: Plan, batch: BatchShape, start: int, changed: bool) -> _Leap:
+    def _leap(self, plan: Plan, batch: BatchShape, start: int, changed: bool) -> Leap:
         """As many steps of the plan as are certain to be alike and reach no further than the next event."""
         work = self._take_work()
         alone = self.config.step_mode or not self.forward.is_steady(work)
         steady = 0 if alone else self.scheduler.steady_steps(plan)
         k = 1 + (self.kv.horizon(plan.decoding, steady) if steady else 0)
-        leap = _Leap(self.cost, batch, start + self._work_ns(work), k, changed)
-        next_event = self.env.peek()
-        if k > 1 and leap.end_of(k) > next_event:
-            leap = replace(leap, steps=min(k, leap.reaching(int(next_event))))
-        return leap
+        leap = Leap(self.cost, batch, start + self._work_ns(work), k, changed)
+        return leap.cut_at(self.env.peek())
 
-    def _finish_leap(self, plan: Plan, leap: _Leap, start: int, counts: Counts) -> None:
+    def _finish_leap(self, plan: Plan, leap: Leap, start: int, counts: Counts) -> None:
         now, k, done = int(self.env.now), leap.steps, 1
         self.recorder.now_ns = now
-        for step, time_ns in self._rows_within(leap):
+        for step, time_ns in leap.rows_within(self._next_tick_ns, self.recorder.interval_ns):
             self._advance(plan, step - done)
             done = step
             self._row(time_ns, self._slots_after(plan, step), counts)
@@ -265,18 +247,6 @@ class Engine:
         computed = sum(new for _, new in plan.scheduled) + (step - 1) * len(plan.decoding)
         padding = step * plan.padding_tokens
         return self.scheduler.running_tokens + computed - padding, self.scheduler.padding_tokens + padding
-
-    def _rows_within(self, leap: _Leap) -> Iterator[tuple[int, int]]:
-        """Steps of a leap, but its last, whose end wants a row, with the time of that end."""
-        step = 0
-        if leap.changed and leap.steps > 1:
-            step = 1
-            yield 1, leap.end_of(1)
-        while leap.steps > 1:
-            step = max(step + 1, leap.reaching(self._next_tick_ns))
-            if step >= leap.steps:
-                return
-            yield step, leap.end_of(step)
 
     def _row(self, time_ns: int, slots: tuple[int, int] | None = None, counts: Counts | None = None) -> None:
         tokens, padding = slots or (self.scheduler.running_tokens, self.scheduler.padding_tokens)
@@ -369,7 +339,7 @@ class Engine:
         assert plan.exhausted is not None
         s, refused = plan.exhausted
         if self.config.oom == "stop":
-            facts = self._refused_facts(s, refused)
+            facts = refused_facts(s, refused, self.arena, self.books, limit_bytes=self.config.arena_limit_bytes)
             self.kv.abort_step()  # what was reserved before the refusal is not computed any more
             self._die(facts)
             return
@@ -388,52 +358,10 @@ class Engine:
         self._composition = ()
         self._row(now)
 
-    def _refused_facts(self, s: KVSequence, refused: Refused) -> OomFacts:
-        """The facts of a sequence that its pool refused, as an allocator would state them."""
-        usage, kv = self.arena.usage(), self.kv.usage()
-        return OomFacts(
-            allocator=f"{self.arena.name} ({refused.reason})",
-            asked_bytes=refused.need_bytes,
-            need_bytes=refused.need_bytes,
-            tag=Tag.KV,
-            owner=s.id,
-            stream=0,
-            capacity_bytes=self.books.driver.capacity_bytes,
-            limit_bytes=usage.reserved,
-            reserved_bytes=usage.reserved,
-            allocated_bytes=usage.allocated,
-            requested_bytes=usage.requested,
-            largest_free_bytes=refused.free_bytes,
-            cached_free_bytes=refused.free_bytes,
-            driver_free_bytes=0,
-            owner_bytes=sum(b.size for b in self.kv.walk() if b.owner == s.id),
-            growth_copy_bytes=kv.growth_copy,
-            unfilled_bytes=kv.unfilled,
-            parked_bytes=kv.parked,
-        )
-
     def _die(self, facts: OomFacts, torch_message: str = "") -> None:
         """The process dies: keep the record, the last row and the map of this moment."""
         now = int(self.env.now)
-        usages = [a.usage() for a in self.books.allocators]
-        arena = self.arena.usage()
-        complete = replace(
-            facts,
-            # The record's limit is of the whole device: what the arena may have, and what stands beside it.
-            limit_bytes=facts.limit_bytes
-            + self.books.static_bytes
-            + sum(map(self._loaded, usages))
-            - self._loaded(arena),
-            weights_bytes=sum(u.requested_by_tag[Tag.WEIGHT] for u in usages),
-            static_bytes=self.books.static_bytes,
-            rounding_bytes=sum(u.allocated - u.requested for u in usages),
-            other_arenas_free_bytes=sum(u.reserved - u.allocated for u in usages) - (arena.reserved - arena.allocated),
-            tenants_bytes=self.books.driver.tenants_bytes,
-            transient_bytes=sum(
-                u.requested_by_tag[Tag.ACTIVATION] + u.requested_by_tag[Tag.WORKSPACE] + u.workspace for u in usages
-            ),
-            pending_bytes=sum(u.pending for u in usages),
-        )
+        complete = complete_facts(facts, self.books, self.forward, self.arena)
         self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner, torch_message=torch_message)
         self.recorder.now_ns = now
         # The step was not committed: the tokens that are physically there are the policy's to count.
@@ -441,11 +369,6 @@ class Engine:
         tokens = (usage.token + usage.dropped) // self.books.token_bytes - padding
         self.recorder.row(now, self.books.row(tokens, padding), self._counts(), self.kv)
         self.recorder.address_map(now, self.kv)
-
-    def _loaded(self, usage: AllocatorUsage) -> int:
-        """Bytes of an allocator that are held from start to end: weights, and an activation reserve."""
-        reserve = usage.requested_by_tag[Tag.ACTIVATION] if self.forward.activations == "none" else 0
-        return usage.requested_by_tag[Tag.WEIGHT] + reserve
 
     def _close_after_death(self, arrivals: Iterable[Request]) -> None:
         """Write the rows of requests that the death cut off, and of those that were never submitted."""
@@ -463,32 +386,3 @@ class Engine:
             while unsent is not None:
                 self.recorder.end_request(RequestTimes(unsent), -1, 0, Status.UNFINISHED, "not_submitted")
                 unsent = self.source.next_turn(unsent, now, Status.UNFINISHED)
-
-
-def batch_of(plan: Plan, kv: KVPolicy | None = None) -> BatchShape:
-    """The cost model's view of a plan's first step. Of a context only what *kv* keeps is read (None: it keeps all)."""
-    prefill: list[tuple[int, int]] = []
-    read = longest = 0
-    growth = len(plan.decoding)
-    for s, new in plan.scheduled:
-        context = s.num_computed_tokens
-        decodes = new == 1 and context + 1 == s.num_tokens
-        if kv is not None:
-            if decodes:
-                kept = kv.kept(context + 1)  # the new token among them: in a ring it has overwritten the oldest
-                growth -= kept == kv.kept(context + 2)
-                context = kept - 1
-            else:
-                context = kv.kept(context)
-        longest = max(longest, context + new)
-        if decodes:
-            read += context + 1
-        else:
-            prefill.append((new, context))
-    return BatchShape(
-        prefill=tuple(prefill),
-        decode_count=len(plan.decoding),
-        kv_read_tokens=read,
-        kv_read_growth=growth,
-        longest_context=longest,
-    )

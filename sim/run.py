@@ -147,7 +147,7 @@ class Twin:
         self._loaded(trial)
         # Activations that come and go need the room that a reserve would have taken.
         coming = 0 if s.memory.activations == "none" else budget.activation_bytes
-        limit = min(trial.usage().reserved + coming + budget.kv_bytes, free)
+        self.limit_bytes = limit = min(trial.usage().reserved + coming + budget.kv_bytes, free)
         self.general = self._allocator(s.memory.general, {**settings, "limit_bytes": limit})
         self.recorder = Recorder(
             allocators=[self.general],
@@ -158,10 +158,10 @@ class Twin:
         )
         self.forward = self._loaded(self.general)
         left = limit - self.general.usage().reserved - coming
-        self.arena = self.general
+        self.arena, self.arena_limit_bytes = self.general, limit
         if s.memory.kv_arena != s.memory.general:
-            region = left // PAGE_UNIT * PAGE_UNIT
-            self.arena = self._allocator(s.memory.kv_arena, {**settings, "limit_bytes": region})
+            self.arena_limit_bytes = left // PAGE_UNIT * PAGE_UNIT
+            self.arena = self._allocator(s.memory.kv_arena, {**settings, "limit_bytes": self.arena_limit_bytes})
             self.recorder.watch(self.arena)
         self.kv_budget_bytes = left
         given = {name: getattr(s.kv_cache, name) for name in type(s.kv_cache).model_fields}
@@ -242,6 +242,7 @@ class Twin:
         engine = Engine(
             EngineConfig(
                 oom=legality.effective_oom(s),
+                arena_limit_bytes=self.arena_limit_bytes,
                 between_turns=s.session.between_turns,
                 drops_tokens=s.kv_cache.retention != "full",
                 keeps_parked="park" in self.kv.offers,

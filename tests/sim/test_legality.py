@@ -48,8 +48,8 @@ ALLOCATORS, POLICIES, SCHEDULERS = map(", ".join, (device_allocators.names(), kv
         ),
         (
             ["engine.attention=standard"],
-            "engine.attention: standard reads K and V of a sequence as one tensor, which paged does not keep; use flash, "
-            "or kv_cache.policy = 'contiguous'",
+            "engine.attention: standard reads K and V of a sequence as one tensor, which paged does not keep; use "
+            "flash, or kv_cache.policy = 'contiguous'",
         ),
         (
             ["scheduler.policy=static_batch"],
@@ -63,8 +63,8 @@ ALLOCATORS, POLICIES, SCHEDULERS = map(", ".join, (device_allocators.names(), kv
         ),
         (
             [CONTIGUOUS, "scheduler.policy=static_batch", "kv_cache.retention=truncate(9)"],
-            "kv_cache.retention: a batch that is padded has padding in front, which would be dropped for tokens; use full, "
-            "or scheduler.batching = 'variable'",
+            "kv_cache.retention: a batch that is padded has padding in front, which would be dropped for tokens; "
+            "use full, or scheduler.batching = 'variable'",
         ),
         (
             [CONTIGUOUS, "memory.general=direct", "engine.task_queue_enable=2"],

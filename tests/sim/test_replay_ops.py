@@ -302,8 +302,7 @@ def test_the_memory_trace_of_a_run_replays_to_the_same_statistics(tmp_path: Path
     ops = read_memory_trace(tmp_path / "run" / "memory_trace.parquet")
     driver = HbmDriver(twin.budget.total_bytes)
     driver.alloc(twin.static_bytes)
-    limit = twin.budget.weights_bytes + twin.budget.activation_bytes + twin.budget.kv_bytes
-    again = make_allocator("caching", driver, {"limit_bytes": limit, "flavour": "torch_npu"})
+    again = make_allocator("caching", driver, {"limit_bytes": twin.limit_bytes, "flavour": "torch_npu"})
     for _ in replay(ops, again, driver):
         pass
     assert again.stats() == twin.general.stats()

@@ -13,9 +13,10 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import kv_policies
 from hbmtwin.sim.catalog import CatalogError
+from hbmtwin.sim.continuous import ContinuousScheduler
 from hbmtwin.sim.run import DoesNotFit, Twin, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
-from hbmtwin.sim.scheduler import ContinuousScheduler, schedulers
+from hbmtwin.sim.scheduler import schedulers
 
 GIB = 2**30
 
