@@ -1,7 +1,7 @@
-"""Every legal pair of a KV policy and an arena, read from the registries, with the variants worth testing apart.
+"""What the registries bring, with the variants worth testing apart: device allocators, and legal pairs of both kinds.
 
-The fixture ``kv_setup`` runs a test over all of them; a new policy, arena, growth or retention rule is among them by
-being registered. Where a policy has settings of its own worth varying, they stand in ``KV_FACTORS``.
+The fixtures ``device_setup`` and ``kv_setup`` run a test over all of them; a new allocator or policy, growth or
+retention rule is among them by being registered. Settings of its own that are worth varying stand in the tables below.
 
 Full products explode (5,760 contiguous setups), so setups are chosen *pairwise*: every two values of two different
 settings, the arena and the layout among them, meet in at least one setup. Most faults need no more than two settings
@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations, product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from hbmtwin.allocators import HbmDriver
-from hbmtwin.allocators.contract import KVPolicy
+from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.growth import GROWTH_RULES
+from hbmtwin.allocators.pooled import Coalescing, Fit
 from hbmtwin.allocators.records import KVDtype, KVLayout
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.allocators.retention import RETENTIONS
@@ -41,6 +42,27 @@ LAYOUTS = {
 Value = dict[str, Any]
 """One value of a factor: the settings that it stands for."""
 
+ALIGNMENTS: list[Value] = [{"alignment_bytes": 512}, {"alignment_bytes": 4096}]
+DEVICE_FACTORS: dict[str, list[list[Value]]] = {
+    "caching": [
+        [{"flavour": "torch_npu"}, {"flavour": "torch_cuda"}],
+        [
+            {"alloc_conf": conf}
+            for conf in (
+                "",
+                "expandable_segments:True",
+                "max_split_size_mb:20,garbage_collection_threshold:0.4",
+                "roundup_power2_divisions:4",
+            )
+        ],
+    ],
+    "pooled": [[{"fit": fit} for fit in get_args(Fit)], [{"coalescing": c} for c in get_args(Coalescing)], ALIGNMENTS],
+    "buddy": [ALIGNMENTS],
+    "tlsf": [ALIGNMENTS, [{"second_level_log2": 5}, {"second_level_log2": 3}]],
+    "bump": [ALIGNMENTS],
+}
+"""What is worth varying of the device allocators that there are; another one has its defaults."""
+
 KV_FACTORS: dict[str, list[list[Value]]] = {
     "contiguous": [
         [
@@ -60,14 +82,17 @@ KV_FACTORS: dict[str, list[list[Value]]] = {
     ],
     "virtual": [[{"page_bytes": PAGE_BYTES}, {"page_bytes": 8 * PAGE_BYTES}]],
 }
-"""What is worth varying of the policies that there are; of another one, the arena and the layout vary."""
+"""What is worth varying of the KV policies that there are; of another one, the arena and the layout vary."""
 
 
 def pairwise(factors: Sequence[Sequence[Value]]) -> list[Value]:
     """Combinations in which every two values of two factors meet: greedy, always the same. O(pairs * values)."""
     places = [range(len(values)) for values in factors]
+    width = min(2, len(factors))
     wanted = dict.fromkeys(
-        ((a, i), (b, j)) for a, b in combinations(range(len(factors)), 2) for i, j in product(places[a], places[b])
+        tuple(zip(some, values, strict=True))
+        for some in combinations(range(len(factors)), width)
+        for values in product(*(places[factor] for factor in some))
     )
     rows: list[dict[int, int]] = []
     while wanted:
@@ -80,11 +105,27 @@ def pairwise(factors: Sequence[Sequence[Value]]) -> list[Value]:
                         tuple(sorted(((factor, value), other))) in wanted for other in row.items()
                     ),
                 )
-        for met in combinations(sorted(row.items()), 2):
+        for met in combinations(sorted(row.items()), width):
             wanted.pop(met, None)
         rows.append(row)
     chosen = [[factors[factor][value] for factor, value in sorted(row.items())] for row in rows]
     return [{name: setting for value in row for name, setting in value.items()} for row in chosen]
+
+
+@dataclass(frozen=True)
+class DeviceSetup:
+    """A device allocator, and the settings that it is made with."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+    def make(self, driver: HbmDriver, limit_bytes: int, cls: type[DeviceAllocator] | None = None) -> Any:
+        """One over *driver* that may take *limit_bytes* of it."""
+        made: Any = cls or device_allocators.get(self.name)
+        return made(driver, made.Config(limit_bytes=limit_bytes, **self.settings))
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *map(str, self.settings.values())])
 
 
 @dataclass(frozen=True)
@@ -144,18 +185,33 @@ def setups_of(policy: str) -> list[KVSetup]:
     return [KVSetup(policy, row.pop("arena"), row.pop("layout"), row) for row in rows]
 
 
+DEVICE_SETUPS = [
+    DeviceSetup(name, row) for name in device_allocators.names() for row in pairwise(DEVICE_FACTORS.get(name, []))
+]
 KV_SETUPS = [setup for name in kv_policies.names() for setup in setups_of(name)]
+
+
+@pytest.fixture(params=DEVICE_SETUPS, ids=str)
+def device_setup(request: pytest.FixtureRequest) -> DeviceSetup:
+    """Each device allocator in turn, in each of its variants."""
+    return request.param
+
+
+@pytest.fixture
+def device_setup_of() -> type[DeviceSetup]:
+    """For a test that wants one of its own."""
+    return DeviceSetup
 
 
 @pytest.fixture(params=KV_SETUPS, ids=str)
 def kv_setup(request: pytest.FixtureRequest) -> KVSetup:
-    """Each setup in turn."""
+    """Each setup of a KV policy in turn."""
     return request.param
 
 
 @pytest.fixture
 def kv_setups() -> list[KVSetup]:
-    """All setups."""
+    """All setups of KV policies."""
     return KV_SETUPS
 
 

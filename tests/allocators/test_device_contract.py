@@ -1,16 +1,24 @@
-"""What every registered device allocator promises. A new one is listed by the registry and held to this at once."""
+"""What every registered device allocator promises. A new one is listed by the registry and held to this at once.
+
+The variants of those that there are stand in ``conftest.py``.
+"""
 
 import dataclasses
 import inspect
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from hbmtwin.allocators import HbmDriver
+from hbmtwin.allocators.base import BlockAllocator
+from hbmtwin.allocators.bump import BumpAllocator
 from hbmtwin.allocators.contract import DeviceAllocator
+from hbmtwin.allocators.direct import DirectAllocator
 from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.pooled import PooledAllocator
 from hbmtwin.allocators.records import Tag, Work
 from hbmtwin.allocators.registry import device_allocators
 
@@ -18,12 +26,14 @@ MIB = 1 << 20
 CAPACITY = 256 * MIB
 LIMIT = 200 * MIB
 
-pytestmark = pytest.mark.parametrize("name", device_allocators.names())
+Build = Callable[..., Any]
+named = pytest.mark.parametrize("name", device_allocators.names())
 
 
-def build(name: str, driver: HbmDriver | None = None) -> Any:
-    cls: Any = device_allocators.get(name)
-    return cls(driver or HbmDriver(CAPACITY), cls.Config(limit_bytes=LIMIT))
+@pytest.fixture
+def build(device_setup: Any) -> Build:
+    """Makes the allocator anew, over a driver of its own unless one is given."""
+    return lambda driver=None: device_setup.make(driver or HbmDriver(CAPACITY), LIMIT)
 
 
 def fill(allocator: DeviceAllocator, operations: int, seed: int = 1) -> dict[int, int]:
@@ -68,6 +78,7 @@ def longest_free_run(allocator: DeviceAllocator) -> int:
     return longest
 
 
+@named
 def test_it_says_what_it_is(name: str) -> None:
     cls: Any = device_allocators.get(name)
     assert cls.name == name
@@ -79,6 +90,7 @@ def test_it_says_what_it_is(name: str) -> None:
     assert first.endswith("."), "the first line of the docstring says what it is"
 
 
+@named
 def test_every_verb_of_the_contract_is_there_with_the_same_arguments(name: str) -> None:
     cls = device_allocators.get(name)
     promised = {v: f for v, f in inspect.getmembers(DeviceAllocator, inspect.isfunction) if not v.startswith("_")}
@@ -87,14 +99,14 @@ def test_every_verb_of_the_contract_is_there_with_the_same_arguments(name: str) 
         assert list(inspect.signature(getattr(cls, verb)).parameters) == list(inspect.signature(function).parameters)
 
 
-def test_a_new_one_is_empty(name: str) -> None:
-    usage = build(name).usage()
+def test_a_new_one_is_empty(build: Build) -> None:
+    usage = build().usage()
     assert (usage.allocated, usage.requested, usage.pending) == (0, 0, 0)
     assert usage.requested_by_tag == (0, 0, 0, 0)
 
 
-def test_live_blocks_never_overlap_and_lie_in_driver_memory(name: str) -> None:
-    allocator = build(name)
+def test_live_blocks_never_overlap_and_lie_in_driver_memory(build: Build) -> None:
+    allocator = build()
     live = fill(allocator, 400)
     spans = sorted((allocator.address(handle), size) for handle, size in live.items())
     assert len(spans) > 10
@@ -103,8 +115,8 @@ def test_live_blocks_never_overlap_and_lie_in_driver_memory(name: str) -> None:
     assert all(any(low <= a and a + n <= high for low, high in held) for a, n in spans)
 
 
-def test_the_books_agree_with_the_walk(name: str) -> None:
-    allocator = build(name)
+def test_the_books_agree_with_the_walk(build: Build) -> None:
+    allocator = build()
     live = fill(allocator, 400)
     usage = allocator.usage()
     blocks = [b for s in allocator.walk() for b in s.blocks]
@@ -122,8 +134,8 @@ def test_the_books_agree_with_the_walk(name: str) -> None:
     allocator.check()
 
 
-def test_segments_and_blocks_come_in_address_order_and_tile(name: str) -> None:
-    allocator = build(name)
+def test_segments_and_blocks_come_in_address_order_and_tile(build: Build) -> None:
+    allocator = build()
     fill(allocator, 300)
     end = 0
     for segment in allocator.walk():
@@ -135,17 +147,17 @@ def test_segments_and_blocks_come_in_address_order_and_tile(name: str) -> None:
         assert end == segment.address + segment.size
 
 
-def test_owner_and_tag_are_kept(name: str) -> None:
-    allocator = build(name)
+def test_owner_and_tag_are_kept(build: Build) -> None:
+    allocator = build()
     handle = allocator.malloc(1000, tag=Tag.WORKSPACE, owner=42)
     address = allocator.address(handle)
     (block,) = [b for s in allocator.walk() for b in s.blocks if b.address == address]
     assert (block.requested, block.state, block.tag, block.owner) == (1000, "active_allocated", Tag.WORKSPACE, 42)
 
 
-def test_it_never_takes_more_than_its_limit(name: str) -> None:
+def test_it_never_takes_more_than_its_limit(build: Build) -> None:
     driver = HbmDriver(CAPACITY)
-    allocator = build(name, driver)
+    allocator = build(driver)
     for _ in range(50):
         allocator.malloc(3 * MIB, tag=Tag.KV)
     with pytest.raises(OutOfMemory):
@@ -153,8 +165,8 @@ def test_it_never_takes_more_than_its_limit(name: str) -> None:
     assert CAPACITY - driver.mem_info()[0] == allocator.usage().reserved <= LIMIT
 
 
-def test_failure_leaves_live_memory_as_it_was_and_says_what_was_asked(name: str) -> None:
-    allocator = build(name)
+def test_failure_leaves_live_memory_as_it_was_and_says_what_was_asked(build: Build) -> None:
+    allocator = build()
     live = fill(allocator, 300)
     places = {handle: allocator.address(handle) for handle in live}
     before = allocator.usage()
@@ -162,7 +174,12 @@ def test_failure_leaves_live_memory_as_it_was_and_says_what_was_asked(name: str)
     with pytest.raises(OutOfMemory) as raised:
         allocator.malloc(LIMIT + 1, tag=Tag.ACTIVATION, owner=7, stream=0)
     facts = raised.value.facts
-    assert (facts.allocator, facts.asked_bytes, facts.tag, facts.owner) == (name, LIMIT + 1, Tag.ACTIVATION, 7)
+    assert (facts.allocator, facts.asked_bytes, facts.tag, facts.owner) == (
+        allocator.name,
+        LIMIT + 1,
+        Tag.ACTIVATION,
+        7,
+    )
     assert facts.need_bytes >= facts.asked_bytes
     assert facts.capacity_bytes == CAPACITY
     assert facts.limit_bytes == LIMIT
@@ -180,8 +197,8 @@ def test_failure_leaves_live_memory_as_it_was_and_says_what_was_asked(name: str)
     allocator.check()
 
 
-def test_everything_can_be_given_back(name: str) -> None:
-    allocator = build(name)
+def test_everything_can_be_given_back(build: Build) -> None:
+    allocator = build()
     for handle in fill(allocator, 500):
         allocator.free(handle)
     allocator.check()
@@ -191,13 +208,13 @@ def test_everything_can_be_given_back(name: str) -> None:
     allocator.check()
     assert allocator.usage().reserved == (LIMIT if "region" in allocator.features else 0)
     if "monotonic" not in allocator.features:
-        as_new = serves(build(name))
+        as_new = serves(build())
         assert as_new[2], "100 MiB of the 200 MiB at least: beyond that a rule may bar a request, as buddy's does"
         assert serves(allocator) == as_new
 
 
-def test_handles_are_never_reused(name: str) -> None:
-    allocator = build(name)
+def test_handles_are_never_reused(build: Build) -> None:
+    allocator = build()
     seen = set()
     for _ in range(50):
         handle = allocator.malloc(100, tag=Tag.KV)
@@ -207,8 +224,8 @@ def test_handles_are_never_reused(name: str) -> None:
     assert allocator.regrow([allocator.malloc(5, tag=Tag.KV)], 6)[0] not in seen
 
 
-def test_dead_handles_are_errors(name: str) -> None:
-    allocator = build(name)
+def test_dead_handles_are_errors(build: Build) -> None:
+    allocator = build()
     handle = allocator.malloc(100, tag=Tag.KV)
     allocator.free(handle)
     for verb in (allocator.free, allocator.address, lambda h: allocator.regrow([h], 5)):
@@ -218,15 +235,15 @@ def test_dead_handles_are_errors(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_nothing_cannot_be_allocated(name: str, size: int) -> None:
-    allocator = build(name)
+def test_nothing_cannot_be_allocated(build: Build, size: int) -> None:
+    allocator = build()
     with pytest.raises(ValueError, match=f"{size} bytes cannot be allocated"):
         allocator.malloc(size, tag=Tag.KV)
     assert allocator.stats()["allocation.all.allocated"] == 0
 
 
-def test_regrow_is_malloc_copy_free_for_one_tensor_after_the_other(name: str) -> None:
-    one, two = build(name), build(name)
+def test_regrow_is_malloc_copy_free_for_one_tensor_after_the_other(build: Build) -> None:
+    one, two = build(), build()
     handles = [one.malloc(3_000_000 + i, tag=Tag.KV, owner=i) for i in range(6)]
     assert handles == [two.malloc(3_000_000 + i, tag=Tag.KV, owner=i) for i in range(6)]
     grown = one.regrow(handles, 3_000_003)
@@ -244,8 +261,8 @@ def test_regrow_is_malloc_copy_free_for_one_tensor_after_the_other(name: str) ->
     assert one.take_work() == Work()
 
 
-def test_the_observer_sees_every_call_before_it_is_carried_out(name: str) -> None:
-    allocator = build(name)
+def test_the_observer_sees_every_call_before_it_is_carried_out(build: Build) -> None:
+    allocator = build()
     seen: list[tuple[Any, ...]] = []
     allocator.observer = lambda *call: seen.append((*call, allocator.usage().requested))
     first = allocator.malloc(1000, tag=Tag.KV, owner=3)
@@ -265,8 +282,8 @@ def test_the_observer_sees_every_call_before_it_is_carried_out(name: str) -> Non
     assert allocator.malloc(5, tag=Tag.KV) == second + 2, "a failed request keeps its number"
 
 
-def test_peaks_are_kept_and_reset(name: str) -> None:
-    allocator = build(name)
+def test_peaks_are_kept_and_reset(build: Build) -> None:
+    allocator = build()
     allocator.free(allocator.malloc(100 * MIB, tag=Tag.KV))
     allocator.malloc(50 * MIB, tag=Tag.KV)
     assert allocator.stats()["requested_bytes.all.peak"] == 100 * MIB
@@ -275,14 +292,14 @@ def test_peaks_are_kept_and_reset(name: str) -> None:
     assert allocator.stats()["requested_bytes.all.allocated"] == 150 * MIB
 
 
-def test_the_same_calls_give_the_same_places(name: str) -> None:
-    one, two = build(name), build(name)
+def test_the_same_calls_give_the_same_places(build: Build) -> None:
+    one, two = build(), build()
     assert fill(one, 400, seed=5) == fill(two, 400, seed=5)
     assert list(one.walk()) == list(two.walk())
     assert one.stats() == two.stats()
 
 
-def test_check_finds_broken_books(name: str) -> None:
+def test_check_finds_broken_books(build: Build) -> None:
     def lose_tag(a: Any) -> None:
         a._requested_by_tag[0] += 1
 
@@ -298,8 +315,10 @@ def test_check_finds_broken_books(name: str) -> None:
     def shrink(a: Any) -> None:
         next(iter(a._live.values())).size -= 1
 
+    if not isinstance(build(), BlockAllocator):
+        pytest.skip("its books are not those of BlockAllocator")
     for break_it in (lose_tag, lose_block, lose_bytes, lose_link, shrink):
-        allocator = build(name)
+        allocator = build()
         fill(allocator, 200)
         allocator.check()
         if break_it is lose_link and not hasattr(next(iter(allocator._live.values())), "next"):
@@ -307,3 +326,73 @@ def test_check_finds_broken_books(name: str) -> None:
         break_it(allocator)
         with pytest.raises((AssertionError, KeyError)):
             allocator.check()
+
+
+# Planted bugs, all of them with a check of their own that says nothing
+
+
+class Overlaps(BumpAllocator):
+    """A block begins in the last 512 bytes of the one before."""
+
+    def _place(self, *request: Any) -> Any:
+        block = super()._place(*request)
+        self._offset -= 512
+        return block
+
+
+class LosesMemory(PooledAllocator):
+    """What is given back is never free again."""
+
+    def _give_back(self, block: Any) -> None:
+        self.grid.free(1, block.size, block.requested)
+
+
+class PassesItsLimit(DirectAllocator):
+    """The cap is not looked at."""
+
+    def _within_cap(self, size: int) -> bool:
+        return True
+
+
+class ForgetsTheOwner(PooledAllocator):
+    """A block knows its tag and not its owner."""
+
+    def walk(self) -> Any:
+        for segment in super().walk():
+            yield segment._replace(blocks=tuple(block._replace(owner=-1) for block in segment.blocks))
+
+
+class FailsOnlyAfterTaking(PooledAllocator):
+    """A request that fails leaves its bytes in the books."""
+
+    def malloc(self, size: int, *, stream: int = 0, tag: Tag, owner: int = -1) -> int:
+        try:
+            return super().malloc(size, stream=stream, tag=tag, owner=owner)
+        except OutOfMemory:
+            self._requested_by_tag[tag] += size
+            raise
+
+
+@pytest.mark.parametrize(
+    ("bug", "test"),
+    [
+        (Overlaps, test_live_blocks_never_overlap_and_lie_in_driver_memory),
+        (LosesMemory, test_everything_can_be_given_back),
+        (PassesItsLimit, test_it_never_takes_more_than_its_limit),
+        (ForgetsTheOwner, test_owner_and_tag_are_kept),
+        (FailsOnlyAfterTaking, test_failure_leaves_live_memory_as_it_was_and_says_what_was_asked),
+    ],
+)
+def test_a_planted_bug_is_noticed(bug: Any, test: Callable[[Build], None], device_setup_of: Any) -> None:
+    class Hidden(bug):
+        def check(self) -> None:
+            pass
+
+    setup = device_setup_of(bug.name, {})
+
+    def build(driver: HbmDriver | None = None, cls: Any = Hidden) -> Any:
+        return setup.make(driver or HbmDriver(CAPACITY), LIMIT, cls)
+
+    test(lambda driver=None: build(driver, None))
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test(build)

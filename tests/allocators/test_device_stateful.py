@@ -1,17 +1,21 @@
 """Every registered device allocator under whatever Hypothesis thinks of, checked after each step."""
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from hbmtwin.allocators import HbmDriver
+from hbmtwin.allocators.bump import BumpAllocator
 from hbmtwin.allocators.oom import Cause, OutOfMemory, classify
+from hbmtwin.allocators.pooled import PooledAllocator
 from hbmtwin.allocators.records import Tag
-from hbmtwin.allocators.registry import device_allocators
+from hbmtwin.allocators.tlsf import TlsfAllocator
 
 MIB = 1 << 20
 SIZES = st.one_of(
@@ -24,14 +28,10 @@ SIZES = st.one_of(
 class Machine(RuleBasedStateMachine):
     """malloc, free, regrow, empty_cache and tenants that come and go, beside a plain dictionary."""
 
-    policy: ClassVar[str]
-    options: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[HbmDriver, int], Any]) -> None:
         super().__init__()
-        cls: Any = device_allocators.get(self.policy)
         self.driver = HbmDriver(100 * MIB)
-        self.allocator = cls(self.driver, cls.Config(limit_bytes=90 * MIB, **self.options))
+        self.allocator = make(self.driver, 90 * MIB)
         self.live: dict[int, tuple[int, Tag, int]] = {}
 
     def failed(self, failure: OutOfMemory) -> None:
@@ -85,20 +85,20 @@ class Machine(RuleBasedStateMachine):
         self.driver.check()
         blocks = [b for s in self.allocator.walk() for b in s.blocks if b.state == "active_allocated"]
         assert sorted((b.requested, b.tag, b.owner) for b in blocks) == sorted(self.live.values())
-        assert {b.address for b in blocks} == {self.allocator.address(handle) for handle in self.live}
+        spans = sorted((self.allocator.address(handle), size) for handle, (size, _, _) in self.live.items())
+        assert all(a + size <= b for (a, size), (b, _) in pairwise(spans)), "no byte has two owners"
+        assert [b.address for b in sorted(blocks)] == [address for address, _ in spans]
 
 
 class CachingMachine(Machine):
     """All verbs of the caching allocator; the model knows who owns which bytes, and which blocks may still wait."""
 
-    policy = "caching"
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, make: Callable[[HbmDriver, int], Any], options: dict[str, Any]) -> None:
+        super().__init__(make)
         self.entered: list[str] = []
         self.pools: list[str] = []
         self.made = 0
-        self.expandable = "expandable_segments:True" in self.options.get("alloc_conf", "")
+        self.expandable = "expandable_segments:True" in options.get("alloc_conf", "")
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), stream=st.integers(0, 3))
@@ -193,21 +193,62 @@ CACHING_CASES = [
 ]
 
 
+def drive(machine: Callable[[], Machine], examples: int, **more: Any) -> None:
+    quick = settings(max_examples=examples, stateful_step_count=40, deadline=None, **more)
+    run_state_machine_as_test(machine, settings=quick)
+
+
 @pytest.mark.parametrize("options", CACHING_CASES, ids=str)
-def test_whatever_is_called_of_the_caching_allocator(options: dict[str, Any]) -> None:
-    machine = type("CachingMachine", (CachingMachine,), {"options": options})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=50, deadline=None))
+def test_whatever_is_called_of_the_caching_allocator(options: dict[str, Any], device_setup_of: Any) -> None:
+    setup = device_setup_of("caching", options)
+    drive(lambda: CachingMachine(setup.make, options), examples=40)
 
 
-CASES = [(name, {}) for name in device_allocators.names()] + [
-    ("caching", {"flavour": "torch_cuda", "alloc_conf": "max_split_size_mb:20"}),
-    ("pooled", {"fit": "first", "coalescing": "deferred"}),
-    ("pooled", {"fit": "next", "alignment_bytes": 4096}),
-    ("pooled", {"fit": "worst", "coalescing": "deferred"}),
-]
+def test_whatever_is_called(device_setup: Any) -> None:
+    drive(lambda: Machine(device_setup.make), examples=20)
 
 
-@pytest.mark.parametrize(("policy", "options"), CASES, ids=str)
-def test_whatever_is_called(policy: str, options: dict[str, Any]) -> None:
-    machine = type("Machine", (Machine,), {"policy": policy, "options": options})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
+# Planted bugs, all of them with a check of their own that says nothing
+
+
+class Overlaps(TlsfAllocator):
+    """A block that is cut off begins in the last bytes of the one before."""
+
+    def address(self, handle: int) -> int:
+        block = self._live[handle]
+        return block.address - 512 * (block.prev is not None and block.prev.size > 20 * MIB)
+
+
+class HandsOutLiveMemory(BumpAllocator):
+    """The offset comes back to the last block that was freed, whatever lies behind it."""
+
+    def _give_back(self, block: Any) -> None:
+        super()._give_back(block)
+        self._offset = min(self._offset, block.address)
+
+
+class ForgetsOneOfTheReplaced(PooledAllocator):
+    """A regrow that runs out says nothing of the last tensor that it has replaced."""
+
+    def regrow(self, handles: Sequence[int], size: int) -> list[int]:
+        try:
+            return super().regrow(handles, size)
+        except OutOfMemory as failure:
+            raise failure.after(failure.done[:-1]) from None
+
+
+@pytest.mark.parametrize("bug", [Overlaps, HandsOutLiveMemory, ForgetsOneOfTheReplaced])
+def test_a_planted_bug_is_noticed(bug: Any, device_setup_of: Any) -> None:
+    class Hidden(bug):
+        def check(self) -> None:
+            pass
+
+    setup = device_setup_of(bug.name, {})
+    with pytest.raises(AssertionError):
+        drive(
+            lambda: Machine(lambda driver, limit: setup.make(driver, limit, Hidden)),
+            examples=300,
+            phases=[Phase.generate],
+            database=None,
+            derandomize=True,
+        )
