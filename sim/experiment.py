@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
 from threading import current_thread, main_thread
@@ -13,9 +12,8 @@ from typing import Any, TypeVar
 from joblib import Parallel, cpu_count, delayed
 from joblib.externals.loky import get_reusable_executor
 
-from hbmtwin.allocators.growth import GROWTH_RULES
-from hbmtwin.allocators.registry import device_allocators, kv_policies
-from hbmtwin.sim.legality import ALLOCATOR_KEYS, effective_oom
+from hbmtwin.sim.idle_settings import idle_reason
+from hbmtwin.sim.legality import effective_oom
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin, run
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
@@ -100,36 +98,11 @@ def differences(scenarios: Mapping[str, Scenario]) -> dict[str, dict[str, Any]]:
     """
     table: dict[str, dict[str, Any]] = {}
     for key in known_keys():
-        values = {name: _value(scenario, key) for name, scenario in scenarios.items() if _concerns(scenario, key)}
+        values = {name: _value(scenario, key) for name, scenario in scenarios.items() if not idle_reason(scenario, key)}
         default = [_value(Scenario(), key)] if 0 < len(values) < len(scenarios) else []
         if key != "kv_cache.preset" and not _alike([*values.values(), *default]):
             table[key] = values
     return table
-
-
-def _concerns(scenario: Scenario, key: str) -> bool:
-    """Whether a key is a setting of a policy, allocator, growth rule or scheduler in use; most concern everybody."""
-    section, _, name = key.rpartition(".")
-    kv, memory = scenario.kv_cache, scenario.memory
-    if key in BATCHING_KEYS:
-        return scenario.scheduler.policy == "static_batch"
-    if section == "memory" and name in ALLOCATOR_KEYS:
-        used = [device_allocators.get(allocator) for allocator in (memory.general, memory.kv_arena)]
-        return any(name in _settings_of(cls) for cls in used)
-    if section != "kv_cache":
-        return True
-    knowing = [policy for policy, cls in kv_policies if name in _settings_of(cls)]
-    if knowing and kv.policy not in knowing:
-        return False
-    growing = [rule for rule, cls in GROWTH_RULES.items() if name in {field.name for field in fields(cls)}]
-    return not growing or kv.growth in growing or (kv.growth == "hybrid" and kv.decode_growth in growing)
-
-
-def _settings_of(policy: Any) -> set[str]:
-    return {field.name for field in fields(policy.Config)}
-
-
-BATCHING_KEYS = ("scheduler.batching", "scheduler.bucket_tokens")
 
 
 def _value(scenario: Scenario, key: str) -> Any:

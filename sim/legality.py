@@ -7,22 +7,15 @@ nothing is ignored in silence.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Literal
 
-from hbmtwin.allocators.growth import GROWTH_RULES, growth_rule
+from hbmtwin.allocators.growth import growth_rule
 from hbmtwin.allocators.registry import Registry, UnknownPolicy, device_allocators, kv_policies
 from hbmtwin.allocators.retention import retention_rule
-from hbmtwin.sim.scenario import Scenario, ScenarioError, Section
+from hbmtwin.sim.idle_settings import config_fields, idle_reason
+from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
 from hbmtwin.sim.scheduler import schedulers
-
-SHARED_KEYS = ("preset", "policy", "dtype", "v_dtype", "options")
-"""Of ``[kv_cache]``: they concern every policy. Each other key concerns those whose ``Config`` has it."""
-ALLOCATOR_KEYS = ("fit", "coalescing", "alignment_bytes", "alloc_conf")
-"""Of ``[memory]``: they concern the allocators whose ``Config`` has them."""
-GENERATOR_KEYS = ("users", "request_rate", "burstiness", "prompt_tokens", "output_tokens", "system_prompt_tokens")
-"""Of ``[workload]``: a trace has its own."""
 
 
 def effective_oom(scenario: Scenario) -> Literal["stop", "reject", "preempt"]:
@@ -81,69 +74,27 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
     Raise ScenarioError as :func:`check` does.
     """
     check(scenario)
-    kv, memory, workload, session = scenario.kv_cache, scenario.memory, scenario.workload, scenario.session
-    found = [f"kv_cache.{key} does not concern the policy {kv.policy!r}" for key in _given(kv, _idle_keys(scenario))]
-    found += _growth_notes(scenario)
-    known = _config_fields(device_allocators.get(memory.general)) | _config_fields(
-        device_allocators.get(memory.kv_arena)
-    )
-    for key in _given(memory, ALLOCATOR_KEYS):
-        if key not in known:
-            users = [name for name, cls in device_allocators if key in _config_fields(cls)]
-            found.append(f"memory.{key} concerns the allocators {', '.join(users)} only")
-    if session.between_turns == "keep" and "park" not in kv_policies.get(kv.policy).offers:
-        found.append(f"session.between_turns = keep: {kv.policy} parks nothing, and drops KV between turns")
+    standard = Scenario()
+    given = [key for key in known_keys() if _value(scenario, key) != _value(standard, key)]
+    found = [f"{key} {reason}" for key in given if (reason := idle_reason(scenario, key))]
+    policy, memory = scenario.kv_cache.policy, scenario.memory
+    if scenario.session.between_turns == "keep" and "park" not in kv_policies.get(policy).offers:
+        found.append(f"session.between_turns = keep: {policy} parks nothing, and drops KV between turns")
     if scenario.scheduler.policy == "static_batch" and scenario.scheduler.batching != "variable":
         found.append(
             "scheduler.max_num_batched_tokens does not bound the prefill of a padded batch; it sizes the activation "
             "reserve as before: make it max_num_seqs x the longest prompt to plan for the whole batch"
         )
-    if scenario.scheduler.policy != "static_batch":
-        given = _given(scenario.scheduler, ("batching", "bucket_tokens"))
-        found += [f"scheduler.{key} concerns the scheduler 'static_batch' only" for key in given]
-    if memory.activations != "per_layer":
-        given = _given(scenario.engine, ("task_queue_enable",))
-        found += [f"engine.{key} has an effect with memory.activations = 'per_layer' only" for key in given]
-    elif memory.activation_bytes is not None:
+    if memory.activations == "per_layer" and memory.activation_bytes is not None:
         found.append(
             "memory.activation_bytes is left free, not held: with per_layer the forward pass takes what it needs"
         )
-    if workload.trace is not None:
-        found += [f"workload.{key} does not concern a trace" for key in _given(workload, GENERATOR_KEYS)]
-        found += [f"session.{key} does not concern a trace" for key in _given(session, ("turns", "think_time_s"))]
-    else:
-        found += [f"workload.{key} concerns a trace only" for key in _given(workload, ("time_scale",))]
-        if workload.users is not None:
-            found += [f"workload.{key} does not concern a closed loop" for key in _given(workload, ("burstiness",))]
     return (*scenario.overridden, *found)
 
 
-def _given(section: Section, keys: Iterable[str]) -> list[str]:
-    """Those of *keys* whose value is not the default."""
-    return [key for key in keys if getattr(section, key) != type(section).model_fields[key].default]
-
-
-def _config_fields(policy: Any) -> set[str]:
-    return {f.name for f in fields(policy.Config)}
-
-
-def _idle_keys(scenario: Scenario) -> list[str]:
-    """Keys of ``[kv_cache]`` that its policy has no setting for."""
-    settings = _config_fields(kv_policies.get(scenario.kv_cache.policy))
-    return [key for key in type(scenario.kv_cache).model_fields if key not in settings and key not in SHARED_KEYS]
-
-
-def _growth_notes(scenario: Scenario) -> list[str]:
-    """Settings of growth rules other than those in use."""
-    kv = scenario.kv_cache
-    if kv.policy != "contiguous":
-        return []
-    used = {kv.growth} | ({kv.decode_growth} if kv.growth == "hybrid" else set())
-    concerned = {f.name for name in used for f in fields(GROWTH_RULES[name])}
-    settings = {f.name for rule in GROWTH_RULES.values() for f in fields(rule)}
-    return [
-        f"kv_cache.{key} does not concern growth = {kv.growth!r}" for key in _given(kv, sorted(settings - concerned))
-    ]
+def _value(scenario: Scenario, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(scenario, section) if section else scenario, name)
 
 
 def _check_options(scenario: Scenario) -> None:
@@ -188,7 +139,7 @@ def _check_not_contiguous(scenario: Scenario) -> None:
         raise ScenarioError(
             f"memory.admission: reserve concerns contiguous policies; {kv.policy} admits what fits: leave it none"
         )
-    if kv.retention != "full" and "retention" not in _config_fields(policy):
+    if kv.retention != "full" and "retention" not in config_fields(policy):
         raise ScenarioError(
             f"kv_cache.retention: {kv.policy} keeps every token; use full, or kv_cache.policy = 'contiguous'"
         )

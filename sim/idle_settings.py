@@ -1,0 +1,88 @@
+"""Which keys of a scenario have no effect on its run, and why: nothing that a user sets is ignored in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from hbmtwin.allocators.growth import GROWTH_RULES
+from hbmtwin.allocators.registry import device_allocators, kv_policies
+from hbmtwin.sim.scenario import Scenario
+
+SHARED_KEYS = ("preset", "policy", "dtype", "v_dtype", "options")
+"""Of ``[kv_cache]``: they concern every policy. Each other key concerns those whose ``Config`` has it."""
+ALLOCATOR_KEYS = ("fit", "coalescing", "alignment_bytes", "alloc_conf")
+"""Of ``[memory]``: they concern the allocators whose ``Config`` has them."""
+BATCHING_KEYS = ("batching", "bucket_tokens")
+GENERATOR_KEYS = ("users", "request_rate", "burstiness", "prompt_tokens", "output_tokens", "system_prompt_tokens")
+"""Of ``[workload]``: a trace has its own."""
+
+
+def idle_reason(scenario: Scenario, key: str) -> str | None:
+    """Why a dotted key has no effect on the scenario's run; None where it has, whatever its value. O(policies)."""
+    section, _, name = key.partition(".")
+    reason = _REASONS.get(section)
+    return reason(scenario, name) if reason is not None else None
+
+
+def config_fields(policy: Any) -> set[str]:
+    """Names of the settings that a registered class knows."""
+    return {field.name for field in fields(policy.Config)}
+
+
+def _kv_cache(scenario: Scenario, name: str) -> str | None:
+    kv = scenario.kv_cache
+    if name in SHARED_KEYS:
+        return None
+    if name not in config_fields(kv_policies.get(kv.policy)):
+        return f"does not concern the policy {kv.policy!r}"
+    knowing = {rule for rule, cls in GROWTH_RULES.items() if name in {field.name for field in fields(cls)}}
+    growing = {kv.growth, kv.decode_growth} if kv.growth == "hybrid" else {kv.growth}
+    return f"does not concern growth = {kv.growth!r}" if knowing and not knowing & growing else None
+
+
+def _memory(scenario: Scenario, name: str) -> str | None:
+    in_use = (scenario.memory.general, scenario.memory.kv_arena)
+    if name not in ALLOCATOR_KEYS or any(name in config_fields(device_allocators.get(used)) for used in in_use):
+        return None
+    users = [allocator for allocator, cls in device_allocators if name in config_fields(cls)]
+    return f"concerns the allocators {', '.join(users)} only"
+
+
+def _scheduler(scenario: Scenario, name: str) -> str | None:
+    if name not in BATCHING_KEYS or scenario.scheduler.policy == "static_batch":
+        return None
+    return "concerns the scheduler 'static_batch' only"
+
+
+def _engine(scenario: Scenario, name: str) -> str | None:
+    if name != "task_queue_enable" or scenario.memory.activations == "per_layer":
+        return None
+    return "has an effect with memory.activations = 'per_layer' only"
+
+
+def _workload(scenario: Scenario, name: str) -> str | None:
+    if scenario.workload.trace is not None:
+        return "does not concern a trace" if name in GENERATOR_KEYS else None
+    if name == "time_scale":
+        return "concerns a trace only"
+    if name == "burstiness" and scenario.workload.users is not None:
+        return "does not concern a closed loop"
+    return None
+
+
+def _session(scenario: Scenario, name: str) -> str | None:
+    if scenario.workload.trace is not None and name in ("turns", "think_time_s"):
+        return "does not concern a trace"
+    return None
+
+
+_REASONS: dict[str, Callable[[Scenario, str], str | None]] = {
+    "kv_cache": _kv_cache,
+    "memory": _memory,
+    "scheduler": _scheduler,
+    "engine": _engine,
+    "workload": _workload,
+    "session": _session,
+}
