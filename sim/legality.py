@@ -44,10 +44,11 @@ def check(scenario: Scenario) -> None:
     policy = kv_policies.get(scenario.kv_cache.policy)
     missing = policy.requires - arena.features
     if missing:
-        able = [name for name, cls in device_allocators if policy.requires <= cls.features]
+        able = ", ".join(name for name, cls in device_allocators if policy.requires <= cls.features)
+        cure = f"allocators that do: {able}" if able else "no allocator offers all that it needs"
         raise ScenarioError(
             f"kv_cache.policy: {scenario.kv_cache.policy!r} needs {', '.join(sorted(missing))}, which "
-            f"memory.kv_arena = {scenario.memory.kv_arena!r} does not offer; allocators that do: {', '.join(able)}"
+            f"memory.kv_arena = {scenario.memory.kv_arena!r} does not offer; {cure}"
         )
     _check_options(scenario)
     if scenario.kv_cache.policy == "contiguous":
