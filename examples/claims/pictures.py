@@ -1,0 +1,212 @@
+"""Draw the most telling claims: ``python examples/claims/pictures.py DIR`` writes one self-contained page each.
+
+A1: what a token costs, turn by turn. C4: what each growth rule holds beside the tokens. C5 and C6: where the free
+memory lies when a request fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+from claim import GIB, MIB, simulate
+from claims_a import a1_turns
+from claims_growth import C4_RULES
+from oom_point import copies, held_by_op, oom_point
+from plotly.subplots import make_subplots
+
+from hbmtwin.dashboard.figures import style
+from hbmtwin.dashboard.palette import ALARM, INK, MEMORY, policy_colours
+
+WIDTH, HEIGHT = 1000, 560
+COPIED = "rgba(213, 94, 0, 0.2)"
+"""The colour of old copies, pale."""
+
+
+def slowing_chat() -> go.Figure:
+    """A1: time per token and HBM against the turn, concat on a caching allocator beside paged."""
+    turns = a1_turns()
+    concat, paged = turns["caching"], turns["paged"]
+    last = int(concat.index[-1])
+    colours = policy_colours(turns)
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.58, 0.42])
+    for name, what, table in (("paged", "paged", paged), ("caching", "concat on a caching allocator", concat)):
+        line = {"color": colours[name], "width": 3}
+        fill = {"fill": "tonexty", "fillcolor": COPIED} if name == "caching" else {}
+        figure.add_scatter(x=table.index, y=table["step_ms"], mode="lines", line=line, row=1, col=1, **fill)
+        figure.add_scatter(x=table.index, y=table["hbm_gib"], mode="lines", line=line, row=2, col=1)
+        ms = table["step_ms"].iloc[-1]
+        text = f"<b>{what}</b><br>{ms:.0f} ms: {1000 / ms:.0f} token/s"
+        label(figure, text, last, ms, colours[name], xanchor="left", align="left", xshift=8, row=1, col=1)
+    label(figure, "copies", 20, 68, MEMORY["growth_copy"].colour, row=1, col=1)
+    kv = MEMORY["kv_tokens"].colour
+    line = {"color": kv, "width": 3}
+    figure.add_scatter(x=concat.index, y=concat["kv_gib"], mode="lines", line=line, fill="tozeroy", row=2, col=1)
+    text = "<b>KV</b> of the 16<br>conversations"
+    label(figure, text, last, concat["kv_gib"].iloc[-1], kv, xanchor="left", align="left", xshift=8, row=2, col=1)
+    label(figure, "taken from the device,<br>by either", last, 54, xanchor="left", align="left", xshift=8, row=2, col=1)
+    figure.update_xaxes(range=[1, last])
+    figure.update_xaxes(title_text="turn of the conversation", row=2, col=1)
+    figure.update_yaxes(title_text="time per token (ms)", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="HBM (GiB)", range=[0, 61], row=2, col=1)
+    added = {name: table["step_ms"].iloc[-1] - table["step_ms"].iloc[0] for name, table in turns.items()}
+    copied = (added["pooled"] - added["paged"]) / added["caching"]
+    return finish(
+        figure,
+        f"By turn 25 a token takes {concat['step_ms'].iloc[-1] / concat['step_ms'].iloc[0]:.1f} times as long; "
+        f"{100 * copied:.0f} % of the rise is copying",
+        "Claim A1 (15 to 2 token/s): Llama-2-7B on a 64 GB 910B2, turns of 40 + 120 tokens, always the same 16 users",
+        right=230,
+    )
+
+
+def growth_rules() -> go.Figure:
+    """C4: what each rule holds for the same twelve requests, over time, old copies among it."""
+    rules = ("concat", "2x from 64", "steps of 64")
+    held = {name: oom_point("C4", *C4_RULES[name], most=128).requests for name in C4_RULES}
+    figure = make_subplots(rows=1, cols=3, shared_yaxes=True, horizontal_spacing=0.025)
+    for col, name in enumerate(rules, start=1):
+        result = simulate("C4", "results.interval_s=0.001", *C4_RULES[name])
+        assert result.memory_trace is not None
+        line = result.timeline
+        time_s, tokens = line["time_ns"] / 1e9, line["kv_tokens"] / GIB
+        figure.add_scatter(x=time_s, y=tokens, **_band("kv_tokens"), fill="tozeroy", row=1, col=col)
+        made_room = tokens + line["kv_unfilled"] / GIB
+        figure.add_scatter(x=time_s, y=made_room, **_band("internal"), fill="tonexty", row=1, col=col)
+        steps = held_by_op(result.memory_trace).groupby("time_ns")["held"].agg(["max", "last"]) / GIB
+        spikes = steps[steps["max"] > steps["last"]]
+        figure.add_scatter(
+            x=[x for time in spikes.index / 1e9 for x in (time, time, None)],
+            y=[y for low, high in zip(spikes["last"], spikes["max"], strict=True) for y in (low, high, None)],
+            mode="lines",
+            line={"color": MEMORY["growth_copy"].colour, "width": 1.5},
+            row=1,
+            col=col,
+        )
+        made = copies(result)
+        text = (
+            f"<b>{name}: {held[name]} requests fit</b><br>these 12 peak at {made.peak_bytes / GIB:.2f} GiB<br>"
+            f"{made.count:,} copies, {made.copied_bytes / GIB:,.0f} GiB"
+        )
+        label(
+            figure, text, 24.5, 2.75, xanchor="right", yanchor="top", align="right", bgcolor="#FFFFFF", row=1, col=col
+        )
+    label(figure, "<b>tokens</b>", 7, 0.5, "#FFFFFF", row=1, col=1)
+    label(figure, "<b>old copies</b>", 13, 1.62, MEMORY["growth_copy"].colour, xanchor="left", row=1, col=1)
+    label(figure, "<b>not filled</b>", 13.5, 1.45, MEMORY["internal"].colour, xanchor="left", row=1, col=2)
+    figure.update_xaxes(title_text="simulated time (s)", range=[0, 25])
+    figure.update_yaxes(range=[0, 2.8])
+    figure.update_yaxes(title_text="KV of 12 requests (GiB)", row=1, col=1)
+    return finish(
+        figure,
+        "Buffers that grow in steps of 64 hold what concat holds, almost without its copies",
+        "Claim C4 (2x from 64 is a good default): Llama-2-7B on a 32 GB 910B4, requests of about 150 + 250 tokens; "
+        f"of static buffers {held['static']} fit",
+    )
+
+
+def free_but_in_pieces() -> go.Figure:
+    """C5, C6: where KV lies when a request fails though more is free than it asks for."""
+    rows = {
+        "caching": simulate("C5"),
+        "pooled, best fit": simulate("C6"),
+        "pooled, next fit": simulate("C6", "memory.fit=next", "results.checkpoint_s=0.5"),
+    }
+    moment_ns = max(round(result.oom["time_s"] * 1e9) for result in rows.values() if result.oom is not None)
+    figure = go.Figure()
+    for place, (name, result) in enumerate(rows.items()):
+        y = -place
+        pieces = _pieces(result.checkpoints, moment_ns)
+        oom = result.oom
+        if oom is not None and oom["driver_free_bytes"]:
+            pieces.append(("left at the driver", oom["driver_free_bytes"]))
+        holes = [size for what, size in pieces if what != "kv"]
+        start = 0.0
+        for what, size in pieces:
+            colour = MEMORY["kv_tokens" if what == "kv" else "external"].colour
+            marker = {"color": colour, "line": {"color": "#FFFFFF", "width": 1}}
+            figure.add_bar(y=[y], x=[size / GIB], base=start, width=0.4, orientation="h", marker=marker)
+            if what != "kv" and size > 150 * MIB:
+                label(figure, f"free<br>{size / MIB:,.0f}", start + size / GIB / 2, y)
+            start += size / GIB
+        free, largest = sum(holes) / GIB, max(holes) / MIB
+        fate = f"{free:.2f} GiB free beside KV, in {len(holes)} pieces, the largest {largest:,.0f} MiB"
+        if oom is None:
+            fate = f"<b>{name}</b> lives on: at that time {fate}"
+        else:
+            fate = f"<b>{name}</b> dies at {oom['time_s']:.1f} s: {fate}"
+            need = oom["need_bytes"]
+            figure.add_bar(y=[y - 0.3], x=[need / GIB], base=0, width=0.12, orientation="h", marker={"color": ALARM})
+            label(figure, f"asked for: {need / MIB:.0f} MiB", need / GIB, y - 0.3, ALARM, xanchor="left", xshift=6)
+        label(figure, fate, 0, y + 0.3, xanchor="left")
+    label(figure, "<b>KV</b>", 0.16, 0, "#FFFFFF")
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(title_text="memory for KV (GiB)", range=[0, 5])
+    figure.update_yaxes(visible=False, range=[-2.5, 0.5])
+    return finish(
+        figure,
+        "Two to three times the memory asked for is free, but in pieces that are too small",
+        "Claims C5, C6: eight users, concatenated buffers, Llama-2-7B, 4.8 GiB for KV; free pieces in MiB",
+    )
+
+
+def _pieces(checkpoints: pd.DataFrame, moment_ns: int) -> list[tuple[str, int]]:
+    """What the last map up to a moment shows of the segments that hold KV, in address order: kv or free, and bytes."""
+    before = checkpoints[(checkpoints["time_ns"] <= moment_ns) & (checkpoints["level"] != "kv_block")]
+    rows = before[before["time_ns"] == before["time_ns"].max()]
+    segment = (rows["level"] == "segment").cumsum()
+    holds_kv = (rows["tag"] == "kv").groupby(segment).transform("any")
+    blocks = rows[holds_kv & (rows["level"] == "block")]
+    return [(tag or "free", size) for tag, size in zip(blocks["tag"], blocks["size"], strict=True)]
+
+
+def finish(figure: go.Figure, title: str, subtitle: str, *, right: int = 20) -> go.Figure:
+    """Give a figure the common look, and the finding as its title."""
+    style(figure, HEIGHT)
+    return figure.update_layout(
+        width=WIDTH,
+        showlegend=False,
+        title={
+            "text": f"<b>{title}</b><br><span style='font-size:13px'>{subtitle}</span>",
+            "x": 0.01,
+            "y": 0.95,
+            "font_size": 18,
+        },
+        margin={"t": 80, "r": right},
+    )
+
+
+def label(figure: go.Figure, text: str, x: float, y: float, colour: str = INK, **place: object) -> None:
+    """Write beside a line, or on an area, where a legend would make the eye travel."""
+    figure.add_annotation(text=text, x=x, y=y, showarrow=False, font={"color": colour, "size": 13}, **place)
+
+
+def _band(layer: str) -> dict[str, object]:
+    colour = MEMORY[layer].colour
+    return {"mode": "lines", "line": {"width": 0, "color": colour}, "fillcolor": colour}
+
+
+PAGES: dict[str, Callable[[], go.Figure]] = {
+    "claim-a1": slowing_chat,
+    "claim-c4": growth_rules,
+    "claim-c5": free_but_in_pieces,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages."""
+    if len(arguments) != 1:
+        print("usage: python examples/claims/pictures.py DIR", file=sys.stderr)
+        return 2
+    directory = Path(arguments[0])
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, draw in PAGES.items():
+        draw().write_html(directory / f"{name}.html", include_plotlyjs=True, config={"displayModeBar": False})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
