@@ -116,7 +116,7 @@ def _settings(results: Mapping[str, Result]) -> str:
     head = "".join(f"<th>{html.escape(title)}</th>" for title in header)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
     return (
-        "<details open><summary>Settings that differ (–: does not concern it)</summary>"
+        "<details><summary>Settings that differ (–: does not concern it)</summary>"
         f'<div class="wide"><table class="settings"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         "</details>"
     )
