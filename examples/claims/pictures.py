@@ -47,7 +47,17 @@ def slowing_chat() -> go.Figure:
     figure.add_scatter(x=concat.index, y=concat["kv_gib"], mode="lines", line=line, fill="tozeroy", row=2, col=1)
     text = "<b>KV</b> of the 16<br>conversations"
     label(figure, text, last, concat["kv_gib"].iloc[-1], kv, xanchor="left", align="left", xshift=8, row=2, col=1)
-    label(figure, "taken from the device,<br>by either", last, 54, xanchor="left", align="left", xshift=8, row=2, col=1)
+    label(
+        figure,
+        "taken from the device at the start by <b>paged</b>",
+        1.2,
+        50,
+        colours["paged"],
+        xanchor="left",
+        row=2,
+        col=1,
+    )
+    label(figure, "... by <b>concat</b>", 8.2, 36, colours["caching"], xanchor="right", row=2, col=1)
     figure.update_xaxes(range=[1, last])
     figure.update_xaxes(title_text="turn of the conversation", row=2, col=1)
     figure.update_yaxes(title_text="time per token (ms)", rangemode="tozero", row=1, col=1)
@@ -58,7 +68,7 @@ def slowing_chat() -> go.Figure:
         figure,
         f"By turn 25 a token takes {concat['step_ms'].iloc[-1] / concat['step_ms'].iloc[0]:.1f} times as long; "
         f"{100 * copied:.0f} % of the rise is copying",
-        "Claim A1 (15 to 2 token/s): Llama-2-7B on a 64 GB 910B2, turns of 40 + 120 tokens, always the same 16 users",
+        "Claim A1 (15 to 2 token/s): Llama-2-7B on a 64 GB 910B2, turns of 160 tokens, always the same 16 users",
         right=230,
     )
 
