@@ -26,6 +26,25 @@ GRANITE_8B = ModelShape("granite-3.1-8b", 40, 4096, 12800, 32, 8, 128, 49155, 13
 QWEN_7B = ModelShape("qwen2.5-7b", 28, 3584, 18944, 28, 4, 128, 152064, 32768)
 QWEN_72B = ModelShape("qwen2.5-72b", 80, 8192, 29568, 64, 8, 128, 152064, 32768)
 MISTRAL_24B = ModelShape("mistral-small-3.1", 40, 5120, 32768, 32, 8, 128, 131072, 131072)
+YOUTU_2B = ModelShape(
+    *("youtu-llm-2b", 32, 2048, 6144, 16, 16, 192, 128256, 131072),
+    tie_word_embeddings=True,
+    kv_lora_rank=512,
+    q_lora_rank=1536,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+)
+MINICPM3_4B = ModelShape(
+    *("minicpm3-4b", 62, 2560, 6400, 40, 40, 96, 73448, 32768),
+    tie_word_embeddings=True,
+    kv_lora_rank=256,
+    q_lora_rank=768,
+    qk_nope_head_dim=64,
+    qk_rope_head_dim=32,
+    v_head_dim=64,
+    latent_cache=False,
+)
 
 ASCEND, NVIDIA = (
     DeviceSpec(
@@ -284,6 +303,25 @@ def test_only_standard_attention_needs_more_with_each_token() -> None:
     assert standard.program(later).peak_bytes > standard.program(earlier).peak_bytes
 
 
+def test_a_latent_is_one_tensor_beside_the_query_and_its_answer_has_the_width_of_v() -> None:
+    """100 tokens of Youtu-LLM-2B: 16 query heads of 192 and a latent of 512 + 64; 16 answers of 128."""
+    prompt = BatchShape(prefill=((100, 0),))
+    p = sizes(program(prompt, model=YOUTU_2B))
+    assert p["qkv"] == 100 * (16 * 192 + 576) * 2 == 729_600
+    assert p["attention"] == 100 * 16 * 128 * 2 == 409_600
+    halved = sizes(program(prompt, model=YOUTU_2B, tp=2))
+    assert halved["qkv"] == 100 * (8 * 192 + 576) * 2, "every rank keeps the latent"
+    all_heads = ActivationModel(YOUTU_2B, ASCEND, tensor_parallel_size=1, attention="flash")
+    assert all_heads.workspace_bytes == 35_651_584, "they all share it"
+
+
+def test_a_latent_that_is_written_out_has_k_and_v_of_every_head() -> None:
+    """MiniCPM3-4B as engines run it: V is padded to the 96 of K, the answer is cut to its 64."""
+    p = sizes(program(BatchShape(prefill=((100, 0),)), model=MINICPM3_4B))
+    assert p["qkv"] == 100 * 40 * (96 + 96 + 96) * 2 == 2_304_000
+    assert p["attention"] == 100 * 40 * 64 * 2 == 512_000
+
+
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
 
@@ -315,7 +353,7 @@ BATCHES = st.builds(
 
 @given(
     batch=BATCHES,
-    model=st.sampled_from([LLAMA_7B, LLAMA_8B, LLAMA_70B]),
+    model=st.sampled_from([LLAMA_7B, LLAMA_8B, LLAMA_70B, YOUTU_2B, MINICPM3_4B]),
     device=st.sampled_from([ASCEND, NVIDIA]),
     tp=st.sampled_from([1, 2, 4, 8]),
     attention=st.sampled_from(["flash", "standard"]),
