@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import claims_a
@@ -25,6 +26,16 @@ def find(id: str) -> Found:
     return CLAIMS[id].find()
 
 
+def row(id: str, found: Found) -> tuple[str, ...]:
+    """The cells of a claim, under HEADER."""
+    return id, CLAIMS[id].claimed, found.simulated, found.verdict, found.why
+
+
+def markdown(cells: Iterable[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
 def main(arguments: list[str]) -> int:
     """Print the findings as a table, as JSON or as the Markdown of docs/claims.md."""
     ids = [argument.upper() for argument in arguments if not argument.startswith("--")] or sorted(CLAIMS, key=_order)
@@ -39,14 +50,13 @@ def main(arguments: list[str]) -> int:
     if "--json" in arguments:
         print(json.dumps({id: {"claimed": CLAIMS[id].claimed, **asdict(f)} for id, f in found.items()}, indent=2))
         return 0
-    rows = [(id, CLAIMS[id].claimed, f.simulated, f.verdict, f.why) for id, f in found.items()]
+    rows = [row(id, f) for id, f in found.items()]
     if "--markdown" in arguments:
-        for row in (HEADER, ("---",) * len(HEADER), *rows):
-            print(f"| {' | '.join(row)} |")
+        print("\n".join(map(markdown, (HEADER, ("---",) * len(HEADER), *rows))))
         return 0
     table = Table(*HEADER, show_lines=True)
-    for row in rows:
-        table.add_row(*row)
+    for cells in rows:
+        table.add_row(*cells)
     Console().print(table)
     return 0
 

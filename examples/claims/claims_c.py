@@ -42,8 +42,9 @@ def c5() -> Found:
         f"{_death(died)}, though the whole traffic never holds more than {most}; empty_cache every 1, 10 or 100 steps "
         f"on three draws: OOM sooner in {sooner} of {len(C5_SEEDS) * len(C5_PERIODS)}, later in {later}",
         "Before it fails, the allocator itself gives back every segment that is wholly free, so the call never saves "
-        "the request that fails; called at every step it strands "
-        f"{each_step.stranded_bytes / GIB:.1f} GiB instead of {first.stranded_bytes / GIB:.1f} and costs "
+        "the request that fails; called at every step it leaves "
+        f"{each_step.stranded_bytes / GIB:.1f} GiB reserved and unused instead of "
+        f"{first.stranded_bytes / GIB:.1f} and costs "
         f"{each_step.driver_calls / first.driver_calls:.1f} times the driver calls, {100 * extra_s / seconds:.0f} % of "
         "the time. It takes one large buffer a sequence: of 16 requests, too, it dies, while with K and V apart per "
         "layer all 16 end; and with expandable_segments all 60 do, on each draw.",
@@ -91,14 +92,13 @@ def c6() -> Found:
     caching = [_died_at(simulate("C5", seed)) for seed in seeds]
     pools = {fit: [_died_at(simulate("C6", f"memory.fit={fit}", seed)) for seed in seeds] for fit in C6_FITS}
     nine = simulate("C6", "memory.fit=next", "workload.users=9")
-    nobody = [fit for fit, ends in pools.items() if ends == [None] * len(seeds)]
-    assert nobody == ["next"]
+    assert [fit for fit, ends in pools.items() if ends == [None] * len(seeds)] == ["next"]
     assert _ends_in_small_pieces_only("C6", 12)
     return Found(
         "wrong",
-        f"dead of fragmentation in {_times(caching)} s on three draws of C5's traffic with `caching`; "
-        + "; ".join(f"pooled, {fit} fit {_times(ends)}" for fit, ends in pools.items())
-        + f". With nine users next fit, too, {_death(nine)}, {_most_kv(nine)} held",
+        f"seconds to death by fragmentation, three draws of C5's traffic: caching {_times(caching)}; pooled with "
+        + "; ".join(f"{fit} fit {_times(ends)}" for fit, ends in pools.items())
+        + f". With nine users next fit, too, {_death(nine)}, with {_most_kv(nine)} held",
         "A pool has no segments, whose ends keep free neighbours apart, so most draws live longer; but a buffer that "
         "grows by concatenation asks each time for a piece larger than the one it leaves. Pieces 1/64 as large (K and "
         "V per layer) let 12 requests end of which it dies otherwise, and pages of one size cannot fragment.",
@@ -125,7 +125,7 @@ def c7() -> Found:
     return Found(
         "holds in part",
         "padding among the bytes of KV, and KV at its peak: "
-        + ", ".join(f"{words} {100 * p.byte_share:.0f} %, {p.peak_bytes / GIB:.2f} GiB" for words, p in wasted.items()),
+        + "; ".join(f"{words} {100 * p.byte_share:.0f} %, {p.peak_bytes / GIB:.2f} GiB" for words, p in wasted.items()),
         f"Buckets by prompt still leave {left[0]:.0f} %, since short answers are padded to the longest; {left[1]:.0f} "
         "% if all answers had 200 tokens. What fixes it is variable length.",
     )
