@@ -152,8 +152,10 @@ def test_what_the_policies_of_a_comparison_share(overrides: list[str], said: str
 
 def test_runs_of_different_traffic_say_in_what_it_differs() -> None:
     few = ["workload.num_prompts=6", "workload.prompt_tokens=100", "workload.output_tokens=10", "session.turns=1"]
-    runs = {n: run(Scenario.load(overrides=[*few, f"seed={n}", f"workload.time_scale={n}"])) for n in (1, 2)}
-    assert same_traffic(runs) == ("The runs do not have the same traffic: they differ in seed and workload.time_scale.")
+    runs = {n: run(Scenario.load(overrides=[*few, f"seed={n}", f"workload.system_prompt_tokens={n}"])) for n in (1, 2)}
+    assert same_traffic(runs) == (
+        "The runs do not have the same traffic: they differ in seed and workload.system_prompt_tokens."
+    )
     kept = {n: run(Scenario.load(overrides=[*few, f"session.between_turns={n}"])) for n in ("keep", "drop")}
     assert same_traffic(kept) == "Every policy gets the same requests at the same times."
 
