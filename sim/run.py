@@ -164,16 +164,17 @@ class Twin:
             self.arena = self._allocator(s.memory.kv_arena, {**settings, "limit_bytes": self.arena_limit_bytes})
             self.recorder.watch(self.arena)
         self.kv_budget_bytes = left
+        room = min(left, self.arena_limit_bytes)  # a region is cut to whole pages
         given = {name: getattr(s.kv_cache, name) for name in type(s.kv_cache).model_fields}
         given |= {
             "block_size": self.block_size,
             "max_model_len": self.max_model_len,
             "admission": s.memory.admission,
-            "limit_bytes": left,
+            "limit_bytes": room,
             **s.kv_cache.options,
         }
         if "num_blocks" in {f.name for f in fields(policy.Config)}:
-            given.setdefault("num_blocks", self._pool_blocks(s.memory.kv_arena, settings, left))
+            given.setdefault("num_blocks", self._pool_blocks(s.memory.kv_arena, settings, room))
         try:
             self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
         except (TypeError, ValueError, OutOfMemory) as error:  # what is left to go wrong are options
