@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from hbmtwin.allocators.paged import PagedPolicy
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.sim import legality
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
@@ -13,103 +18,172 @@ CONTIGUOUS = "kv_cache.policy=contiguous"
 ALLOCATORS, POLICIES, SCHEDULERS = map(", ".join, (device_allocators.names(), kv_policies.names(), schedulers.names()))
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (
-            ["memory.general=cachng"],
-            "memory.general: no device allocator is called 'cachng' (there are " + ALLOCATORS + "); "
-            "did you mean 'caching'?",
-        ),
-        (
-            ["memory.kv_arena=pool"],
-            "memory.kv_arena: no device allocator is called 'pool' (there are "
-            + ALLOCATORS
-            + "); did you mean 'pooled'?",
-        ),
-        (
-            ["kv_cache.policy=pagd"],
-            "kv_cache.policy: no KV policy is called 'pagd' (there are " + POLICIES + "); did you mean 'paged'?",
-        ),
-        (["scheduler.policy=sjf"], "scheduler.policy: no scheduler is called 'sjf' (there are " + SCHEDULERS + ")"),
-        (
-            ["memory.general=pooled"],
-            "memory.general: 'pooled' takes one region at start and cannot hold the weights beside another arena; "
-            "use it as memory.kv_arena",
-        ),
-        (
-            ["kv_cache.retention=truncate(9)"],
-            "kv_cache.retention: paged keeps every token; use full, or kv_cache.policy = 'contiguous'",
-        ),
-        (
-            [CONTIGUOUS, "kv_cache.retention=truncte(9)"],
-            "kv_cache.retention: 'truncte(9)' is no retention; write one of full, truncate(n), forget(over, drop), "
-            "sliding_window(window), sink_recent(sinks, recent); did you mean truncate(n)?",
-        ),
-        (
-            ["engine.attention=standard"],
-            "engine.attention: standard reads K and V of a sequence as one tensor, which paged does not keep; use "
-            "flash, or kv_cache.policy = 'contiguous'",
-        ),
-        (
-            ["scheduler.policy=static_batch"],
-            "scheduler.policy: static_batch is how servers of contiguous KV form batches; use continuous, or "
-            "kv_cache.policy = 'contiguous'",
-        ),
-        (
-            [CONTIGUOUS, "scheduler.policy=static_batch", "session.between_turns=keep"],
-            "session.between_turns: a batch that is padded has padding among its tokens, which no next turn can go on "
-            "from; use drop, or scheduler.batching = 'variable'",
-        ),
-        (
-            [CONTIGUOUS, "scheduler.policy=static_batch", "kv_cache.retention=truncate(9)"],
-            "kv_cache.retention: a batch that is padded has padding in front, which would be dropped for tokens; "
-            "use full, or scheduler.batching = 'variable'",
-        ),
-        (
-            [CONTIGUOUS, "memory.general=direct", "engine.task_queue_enable=2"],
-            "engine.task_queue_enable: 2 takes workspaces from torch_npu's workspace allocator, which memory.general = "
-            "'direct' does not have; use 1, or memory.general = 'caching'",
-        ),
-        (["calibration.profile=a.json"], "calibration.profile: 'a.json' is not in this release; leave it out"),
-        (
-            ["session.between_turns=prefix_cache"],
-            "session.between_turns: prefix_cache is not in this release of paged; use 'drop'",
-        ),
-        (
-            [CONTIGUOUS, "session.between_turns=prefix_cache"],
-            "session.between_turns: contiguous buffers have no prefix cache; use keep (buffers wait for the next turn) "
-            "or drop",
-        ),
-        (
-            ["memory.admission=reserve"],
-            "memory.admission: reserve concerns contiguous policies; paged admits what fits: leave it none",
-        ),
-        (
-            [CONTIGUOUS, "memory.oom=reject"],
-            "memory.oom: 'reject' is illegal with kv_cache.growth = 'exact' and copy_scope = 'tensor': a step in which "
-            "some tensors have been replaced cannot be undone; use stop",
-        ),
-        (
-            [CONTIGUOUS, "kv_cache.growth=doublng"],
-            "kv_cache.growth: no growth rule is called 'doublng' (there are static, exact, doubling, step, hybrid); "
-            "did you mean 'doubling'?",
-        ),
-        (
-            ["kv_cache.options={num_block=9}"],
-            "kv_cache.options: 'num_block' is no further setting of the policy 'paged'; did you mean 'num_blocks'?",
-        ),
-        (
-            ["kv_cache.options={block_size=9}"],
-            "kv_cache.options: 'block_size' has a key of its own; write it as kv_cache.block_size",
-        ),
-    ],
-)
-def test_an_illegal_combination_is_refused_by_name(settings: list[str], said: str) -> None:
+VIRTUAL = "kv_cache.policy=virtual"
+
+ILLEGAL: list[tuple[list[str], str]] = [
+    (
+        ["memory.general=cachng"],
+        "memory.general: no device allocator is called 'cachng' (there are " + ALLOCATORS + "); "
+        "did you mean 'caching'?",
+    ),
+    (
+        ["memory.kv_arena=pool"],
+        "memory.kv_arena: no device allocator is called 'pool' (there are " + ALLOCATORS + "); did you mean 'pooled'?",
+    ),
+    (
+        ["kv_cache.policy=pagd"],
+        "kv_cache.policy: no KV policy is called 'pagd' (there are " + POLICIES + "); did you mean 'paged'?",
+    ),
+    (["scheduler.policy=sjf"], "scheduler.policy: no scheduler is called 'sjf' (there are " + SCHEDULERS + ")"),
+    (
+        ["memory.general=pooled"],
+        "memory.general: 'pooled' takes one region at start and cannot hold the weights beside another arena; "
+        "use it as memory.kv_arena",
+    ),
+    (
+        ["kv_cache.retention=truncate(9)"],
+        "kv_cache.retention: paged keeps every token; use full, or kv_cache.policy = 'contiguous'",
+    ),
+    (
+        [CONTIGUOUS, "kv_cache.retention=truncte(9)"],
+        "kv_cache.retention: 'truncte(9)' is no retention; write one of full, truncate(n), forget(over, drop), "
+        "sliding_window(window), sink_recent(sinks, recent); did you mean truncate(n)?",
+    ),
+    (
+        ["engine.attention=standard"],
+        "engine.attention: standard reads K and V of a sequence as one tensor, which paged does not keep; use "
+        "flash, or kv_cache.policy = 'contiguous'",
+    ),
+    (
+        ["scheduler.policy=static_batch"],
+        "scheduler.policy: static_batch is how servers of contiguous KV form batches; use continuous, or "
+        "kv_cache.policy = 'contiguous'",
+    ),
+    (
+        [CONTIGUOUS, "scheduler.policy=static_batch", "session.between_turns=keep"],
+        "session.between_turns: a batch that is padded has padding among its tokens, which no next turn can go on "
+        "from; use drop, or scheduler.batching = 'variable'",
+    ),
+    (
+        [CONTIGUOUS, "scheduler.policy=static_batch", "kv_cache.retention=truncate(9)"],
+        "kv_cache.retention: a batch that is padded has padding in front, which would be dropped for tokens; "
+        "use full, or scheduler.batching = 'variable'",
+    ),
+    (
+        [CONTIGUOUS, "memory.general=direct", "engine.task_queue_enable=2"],
+        "engine.task_queue_enable: 2 takes workspaces from torch_npu's workspace allocator, which memory.general = "
+        "'direct' does not have; use 1, or memory.general = 'caching'",
+    ),
+    (["calibration.profile=a.json"], "calibration.profile: 'a.json' is not in this release; leave it out"),
+    (
+        ["session.between_turns=prefix_cache"],
+        "session.between_turns: prefix_cache is not in this release of paged; use 'drop'",
+    ),
+    (
+        [CONTIGUOUS, "session.between_turns=prefix_cache"],
+        "session.between_turns: contiguous buffers have no prefix cache; use keep (buffers wait for the next turn) "
+        "or drop",
+    ),
+    (
+        ["memory.admission=reserve"],
+        "memory.admission: reserve concerns contiguous policies; paged admits what fits: leave it none",
+    ),
+    (
+        [CONTIGUOUS, "memory.oom=reject"],
+        "memory.oom: 'reject' is illegal with kv_cache.growth = 'exact' and copy_scope = 'tensor': a step in which "
+        "some tensors have been replaced cannot be undone; use stop",
+    ),
+    (
+        [CONTIGUOUS, "kv_cache.growth=doublng"],
+        "kv_cache.growth: no growth rule is called 'doublng' (there are static, exact, doubling, step, hybrid); "
+        "did you mean 'doubling'?",
+    ),
+    (
+        ["kv_cache.options={num_block=9}"],
+        "kv_cache.options: 'num_block' is no further setting of the policy 'paged'; did you mean 'num_blocks'?",
+    ),
+    (
+        ["kv_cache.options={block_size=9}"],
+        "kv_cache.options: 'block_size' has a key of its own; write it as kv_cache.block_size",
+    ),
+    (
+        [VIRTUAL],
+        "kv_cache.policy: 'virtual' needs pages, which memory.kv_arena = 'caching' does not offer; allocators that do: "
+        "direct",
+    ),
+    (
+        [VIRTUAL, "memory.kv_arena=direct", "kv_cache.retention=sliding_window(9)"],
+        "kv_cache.retention: virtual keeps every token; use full, or kv_cache.policy = 'contiguous'",
+    ),
+    (
+        [VIRTUAL, "memory.kv_arena=direct", "memory.admission=reserve"],
+        "memory.admission: reserve concerns contiguous policies; virtual admits what fits: leave it none",
+    ),
+    (
+        [CONTIGUOUS, "kv_cache.retention=forget(10, 11)"],
+        "kv_cache.retention: forget(over, drop): drop must be from 1 to 10, not 11",
+    ),
+    (
+        [CONTIGUOUS, "kv_cache.growth=hybrid", "kv_cache.decode_growth=hybrid"],
+        "kv_cache.growth: decode_growth must be one of static, exact, doubling, step, not 'hybrid'",
+    ),
+    (
+        [CONTIGUOUS, "memory.oom=preempt", "kv_cache.growth=doubling"],
+        "memory.oom: 'preempt' is illegal with kv_cache.growth = 'doubling' and copy_scope = 'tensor': a step in which "
+        "some tensors have been replaced cannot be undone; use stop",
+    ),
+    (
+        ["kv_cache.options={zzz=9}"],
+        "kv_cache.options: 'zzz' is no further setting of the policy 'paged'",
+    ),
+]
+
+
+def refusal(settings: list[str]) -> pytest.ExceptionInfo[ScenarioError]:
     scenario = Scenario.load(overrides=settings)
     with pytest.raises(ScenarioError) as caught:
         legality.check(scenario)
-    assert str(caught.value) == said
+    return caught
+
+
+@pytest.mark.parametrize(("settings", "said"), ILLEGAL)
+def test_an_illegal_combination_is_refused_by_name(settings: list[str], said: str) -> None:
+    assert str(refusal(settings).value) == said
+
+
+@pytest.fixture
+def stubborn() -> Iterator[str]:
+    """A policy that can neither preempt nor reject."""
+
+    class Stubborn(PagedPolicy):
+        name = "stubborn"
+        offers = frozenset()
+
+    kv_policies.register("stubborn")(Stubborn)
+    yield "stubborn"
+    kv_policies.unregister("stubborn")
+
+
+@pytest.mark.parametrize("oom", ["reject", "preempt"])
+def test_what_a_policy_does_not_offer_is_refused_by_name(stubborn: str, oom: str) -> None:
+    assert str(refusal([f"kv_cache.policy={stubborn}", f"memory.oom={oom}"]).value) == (
+        f"memory.oom: the policy 'stubborn' does not offer '{oom}'; use stop, or kv_cache.policy = 'paged'"
+    )
+    legality.check(Scenario.load(overrides=[f"kv_cache.policy={stubborn}"]))
+    assert legality.effective_oom(Scenario.load(overrides=[f"kv_cache.policy={stubborn}"])) == "stop"
+
+
+def test_every_refusal_of_the_code_has_a_case(stubborn: str) -> None:
+    source = Path(legality.__file__)
+    written = {
+        range(node.lineno, (node.end_lineno or 0) + 1)
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise)
+    }
+    cases = [settings for settings, _ in ILLEGAL] + [[f"kv_cache.policy={stubborn}", "memory.oom=reject"]]
+    raised = [[entry.lineno + 1 for entry in refusal(case).traceback if entry.path == source][-1] for case in cases]
+    assert len(written) >= 18
+    assert [lines for lines in written if not any(line in lines for line in raised)] == []
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -135,6 +209,8 @@ def test_the_presets_are_legal_and_without_remark(preset: str) -> None:
         [CONTIGUOUS, "scheduler.policy=static_batch", "scheduler.batching=variable", "session.between_turns=keep"],
         ["memory.activations=peak", "memory.general=direct"],
         [CONTIGUOUS, "kv_cache.growth=static", "session.between_turns=keep"],
+        [VIRTUAL, "memory.kv_arena=direct", "memory.oom=reject", "session.between_turns=keep"],
+        [VIRTUAL, "memory.kv_arena=direct", "scheduler.policy=static_batch"],
     ],
 )
 def test_legal_combinations_pass(settings: list[str]) -> None:
@@ -144,6 +220,7 @@ def test_legal_combinations_pass(settings: list[str]) -> None:
 def test_what_happens_out_of_memory_depends_on_the_policy() -> None:
     assert legality.effective_oom(Scenario.load(overrides=[CONTIGUOUS])) == "stop"
     assert legality.effective_oom(Scenario.load(overrides=["kv_cache.policy=paged"])) == "preempt"
+    assert legality.effective_oom(Scenario.load(overrides=[VIRTUAL])) == "preempt"
     assert legality.effective_oom(Scenario.load(overrides=["memory.oom=reject"])) == "reject"
 
 
