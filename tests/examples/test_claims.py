@@ -1,0 +1,205 @@
+"""The claims of the write-ups: each is judged anew, to its last figure, and docs/claims.md says what was found.
+
+One experiment a test, so that the workers of ``pytest -n`` share them; ``python examples/claims`` runs all at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hbmtwin import Scenario
+
+ROOT = Path(__file__).resolve().parents[2]
+CLAIMS = ROOT / "examples" / "claims"
+PAGE = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+TRACES = ROOT.parent / "shared" / "traces"
+RECORDED = (
+    "azure2023_conv.csv.gz",
+    "mooncake_fast25_conversation.jsonl.gz",
+    "vidur_arxiv_summarization_lengths.csv.gz",
+)
+
+FOUND: dict[str, tuple[str, str]] = {
+    "A1": (
+        "holds in part",
+        "turn 1 to 25, 16 users all the time: concat 58 to 9 token/s (x 0.16), device 20 to 52 GiB full, of it KV "
+        "1.2 to 31.2; paged 67 to 18 token/s (x 0.27)",
+    ),
+    "A4": (
+        "holds",
+        "2.00 GiB from turn 26 on; 15 of 40 turns lost tokens, the last one 2,303",
+    ),
+    "A5": (
+        "holds",
+        "66 MiB from turn 1 on, 1/31 of A4; 40 of 40 turns lost tokens (A4: 15), the last one 6,267",
+    ),
+    "A8": (
+        "wrong",
+        "requests held at once, two draws together: hybrid with exact 91 (for both: 90), doubling 71 (for both: 79), "
+        "step 91 (for both: 99); static for both 14",
+    ),
+    "B4": (
+        "holds in part",
+        "INT8 saves 49.2 %, INT4 74.2 %, scales included; throughput with INT8, paged: +4 % with 64 users, who all "
+        "fit, +9 % with 256, who do not, +34 % with 512 and answers of 1,000 tokens; with full length reserved, 256 "
+        "users, +15 % (INT4: +20 %)",
+    ),
+    "B5": (
+        "holds",
+        "padding among the computed tokens: as they come 79 %, sorted by prompt 50 %, buckets of 256 53 %, variable "
+        "length 0 %",
+    ),
+    "B6": (
+        "holds",
+        "once at 4,096 tokens, between 3,073 and 4,096 at the end of every step; 5 teeth in 32 turns, 5,120 tokens "
+        "lost",
+    ),
+    "C3": (
+        "holds",
+        "87 % of the bytes held for KV hold no token; in use: static 13 %, doubling 73 %, step of 256 66 %, exact "
+        "100 %, paged, blocks of 128 79 %, paged, blocks of 16 97 %",
+    ),
+    "C4": (
+        "holds in part",
+        "requests held at once, and of 12 requests copies, GiB copied, peak GiB: 2x from 64 89, 24, 2.7, 2.25; "
+        "concat 107, 3,799, 724.8, 1.64; steps of 256 88, 13, 2.8, 2.38; steps of 64 108, 59, 11.3, 1.75; static 14, "
+        "0, 0.0, 12.00",
+    ),
+    "C5": (
+        "holds in part",
+        "dies at 21.6 s: 600 MiB asked, 2,140 free, largest piece 499, though the whole traffic never holds more "
+        "than 3.25 of 4.80 GiB; empty_cache every 1, 10 or 100 steps on three draws: OOM sooner in 1 of 9, later in 8",
+    ),
+    "C6": (
+        "wrong",
+        "seconds to death by fragmentation, three draws of C5's traffic: caching 22, 26, 49; pooled with best fit "
+        "24, never, 72; first fit 18, 59, 72; next fit never, never, never; worst fit 72, never, never. With nine "
+        "users next fit, too, dies at 25.2 s: 666 MiB asked, 1,094 free, largest piece 661, with 3.73 of 4.80 GiB "
+        "held",
+    ),
+    "C7": (
+        "holds in part",
+        "padding among the bytes of KV, and KV at its peak: as they come 81 %, 7.55 GiB; sorted by prompt 39 %, 7.31 "
+        "GiB; buckets of 256 45 %, 3.57 GiB; variable length 0 %, 0.91 GiB",
+    ),
+    "C10": (
+        "wrong",
+        "25.0 % at INT8, 37.5 % at INT4; with a scale a token 24.6 and 37.1 %",
+    ),
+    "C11": (
+        "holds in part",
+        "1.00 GiB a sequence at most, flat; share of turns that lost tokens: built-in traffic 34 % (21 % of its "
+        "conversations), Azure 2023 chat requests 15 %, Mooncake chat requests 80 %, summaries of arXiv papers 82 %",
+    ),
+    "C12": (
+        "wrong",
+        "dies at 0.3 s with 0 of 60 requests served; pooled with best fit at 24.4 s with 4, with next fit it serves "
+        "all 60. With buffers taken once, at full length, it dies at 5.4 s with 1, and pooled serves all 60",
+    ),
+}
+"""Verdict and figures of every claim."""
+
+needs_traces = pytest.mark.skipif(
+    not all((TRACES / name).exists() for name in RECORDED), reason="the recorded traces are not beside the repository"
+)
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[ModuleType]:
+    """``examples/claims/__main__.py`` as a module, beside the modules that it imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(CLAIMS)
+        spec = importlib.util.spec_from_file_location("claims_program", CLAIMS / "__main__.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command that docs/claims.md names."""
+    command = [sys.executable, str(CLAIMS), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("id", [pytest.param(id, marks=needs_traces) if id == "C11" else id for id in FOUND])
+def test_the_verdict_the_figures_and_the_row_of_the_page(program: ModuleType, id: str) -> None:
+    found = program.find(id)
+    assert (found.verdict, found.simulated) == FOUND[id]
+    assert program.markdown(program.row(id, found)) in PAGE.splitlines()
+
+
+def test_the_window_of_c11_without_recorded_traces(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.modules["claims_growth"], "TRACES", tmp_path)
+    builtin = FOUND["C11"][1].partition(", Azure")[0]
+    assert program.find("C11").simulated == f"{builtin}, recorded traces are not beside the repository"
+
+
+def test_every_claim_that_was_asked_for_is_there(program: ModuleType) -> None:
+    assert sorted(program.CLAIMS) == sorted(FOUND)
+    assert {"A1", "A4", "A5", "A8", "B4", "B5", "B6", "C3", "C4", "C5", "C6", "C7", "C10", "C11", "C12"} <= FOUND.keys()
+
+
+def test_the_table_of_the_page_has_a_row_for_each_and_no_other(program: ModuleType) -> None:
+    table = [line.split(" | ")[0].removeprefix("| ") for line in PAGE.splitlines() if line.startswith("| ")]
+    assert table == ["claim", "---", *sorted(FOUND, key=lambda id: (id[0], int(id[1:])))]
+
+
+@pytest.mark.parametrize("id", FOUND)
+def test_the_scenario_says_what_was_claimed_and_what_to_look_at(id: str) -> None:
+    path = CLAIMS / f"{id.lower()}.toml"
+    first, second = path.read_text(encoding="utf-8").splitlines()[:2]
+    assert first.startswith(f"# Claim {id}: ")
+    assert second.startswith("# Look at ")
+    assert Scenario.load(path).schema_version == 1
+
+
+def test_no_scenario_lies_there_without_a_claim() -> None:
+    assert sorted(path.stem.upper() for path in CLAIMS.glob("*.toml")) == sorted(FOUND)
+
+
+def test_a_paragraph_for_each_claim_that_does_not_simply_hold() -> None:
+    told = [line.removeprefix("**").partition(":")[0] for line in PAGE.splitlines() if line.startswith("**")]
+    ids = [id for group in told for id in group.split(", ")]
+    assert ids == [id for id, (verdict, _) in FOUND.items() if verdict != "holds"]
+
+
+def test_the_pictures_are_there() -> None:
+    pictures = [line.partition("](")[2].rstrip(")") for line in PAGE.splitlines() if line.startswith("![")]
+    assert pictures == ["claim-a1.png", "claim-c4.png", "claim-c5.png"]
+    for name in pictures:
+        assert (ROOT / "docs" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_runs_what_it_is_told_in_the_three_forms() -> None:
+    as_json = run("c10", "A4", "--json")
+    assert as_json.returncode == 0, as_json.stderr
+    said = json.loads(as_json.stdout)
+    assert list(said) == ["C10", "A4"]
+    assert (said["C10"]["verdict"], said["C10"]["simulated"]) == FOUND["C10"]
+    as_markdown = run("C10", "--markdown")
+    header, line, row = as_markdown.stdout.splitlines()
+    assert header == "| claim | claimed | simulated | verdict | why |"
+    assert line == "| --- | --- | --- | --- | --- |"
+    assert row in PAGE.splitlines()
+    table = run("C10")
+    assert table.returncode == 0
+    assert "wrong" in table.stdout
+
+
+def test_an_unknown_claim_is_told_what_there_is() -> None:
+    refused = run("Z9")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: no claim is called Z9; there are A1, A4, A5, A8, B4, B5, B6, C3")
+    assert "Traceback" not in refused.stderr
