@@ -138,9 +138,9 @@ class ActivationModel:
         m = self.model
         repeated = bool(m.latent_dim) or m.num_attention_heads > m.num_kv_heads
         if repeated:
-            size = keys * self._heads * m.head_dim * m.dtype_bytes
-            yield Instruction("malloc", "repeated_k", size)
-            yield Instruction("malloc", "repeated_v", size)
+            key_bytes = keys * self._heads * m.dtype_bytes
+            yield Instruction("malloc", "repeated_k", key_bytes * m.head_dim)
+            yield Instruction("malloc", "repeated_v", key_bytes * (m.v_head_dim or m.head_dim))
         yield Instruction("malloc", "scores", 2 * scores)
         yield Instruction("malloc", "softmax", 4 * scores)
         yield Instruction("malloc", "probabilities", 2 * scores)

@@ -24,6 +24,7 @@ from hbmtwin.sim import catalog, legality, summary
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.engine import Engine, EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
+from hbmtwin.sim.idle_settings import config_fields
 from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal, scale_tensors
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
@@ -121,8 +122,8 @@ class Twin:
     def _build_memory(self) -> None:
         s, budget = self.scenario, self.budget
         policy: Any = kv_policies.get(s.kv_cache.policy)
-        pages = "page_bytes" in {f.name for f in fields(policy.Config)}
-        page_bytes = min(PAGE_UNIT, s.kv_cache.page_bytes) if pages else PAGE_UNIT
+        settings_of_policy = config_fields(policy)
+        page_bytes = min(PAGE_UNIT, s.kv_cache.page_bytes) if "page_bytes" in settings_of_policy else PAGE_UNIT
         try:
             self.driver = HbmDriver(
                 budget.total_bytes, tenants_bytes=s.device.other_tenant_bytes, page_bytes=page_bytes
@@ -147,8 +148,12 @@ class Twin:
         self._loaded(trial)
         # Activations that come and go need the room that a reserve would have taken.
         coming = 0 if s.memory.activations == "none" else budget.activation_bytes
-        self.limit_bytes = limit = min(trial.usage().reserved + coming + budget.kv_bytes, free)
-        self.general = self._allocator(s.memory.general, {**settings, "limit_bytes": limit})
+        granted = min(trial.usage().reserved + coming + budget.kv_bytes, free)
+        # Only KV that grows among the general allocator's blocks needs the cap: elsewhere its bytes are set from the
+        # start, and what activations need beyond their estimate comes out of the unplanned rest, as on a device.
+        grows = s.memory.kv_arena == s.memory.general and "num_blocks" not in settings_of_policy
+        self.limit_bytes = granted if grows else free
+        self.general = self._allocator(s.memory.general, {**settings, "limit_bytes": self.limit_bytes})
         self.recorder = Recorder(
             allocators=[self.general],
             interval_ns=max(1, round(s.results.interval_s * 1e9)),
@@ -157,8 +162,8 @@ class Twin:
             trace_wanted=s.results.memory_trace,
         )
         self.forward = self._loaded(self.general)
-        left = limit - self.general.usage().reserved - coming
-        self.arena, self.arena_limit_bytes = self.general, limit
+        left = granted - self.general.usage().reserved - coming
+        self.arena, self.arena_limit_bytes = self.general, granted
         if s.memory.kv_arena != s.memory.general:
             self.arena_limit_bytes = left // PAGE_UNIT * PAGE_UNIT
             self.arena = self._allocator(s.memory.kv_arena, {**settings, "limit_bytes": self.arena_limit_bytes})
@@ -173,7 +178,7 @@ class Twin:
             "limit_bytes": room,
             **s.kv_cache.options,
         }
-        if "num_blocks" in {f.name for f in fields(policy.Config)}:
+        if "num_blocks" in settings_of_policy:
             given.setdefault("num_blocks", self._pool_blocks(s.memory.kv_arena, settings, room))
         try:
             self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from hbmtwin.allocators.caching import messages
@@ -11,6 +12,8 @@ from hbmtwin.allocators.caching.config import CachingConfig
 from hbmtwin.allocators.caching.policy import CachingPolicy
 from hbmtwin.allocators.caching.segments import TraceObserver, UnsafeState
 from hbmtwin.allocators.caching.snapshot import STATES, check_segments, mapped_runs, memory_snapshot
+from hbmtwin.allocators.caching.workspace import workspace_size
+from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import AllocatorUsage, Segment, Tag
 from hbmtwin.allocators.records import Block as BlockView
 from hbmtwin.allocators.registry import device_allocators
@@ -180,8 +183,23 @@ class CachingAllocator(CachingPolicy):
         if address is None:
             free, total = self.driver.mem_info()
             text = messages.workspace(size, total=total, free=free)
-            raise self._out_of_memory(size, stream, Tag.WORKSPACE, -1, text)
+            raise self._workspace_failure(size, stream, text)
         return address
+
+    def _workspace_failure(self, size: int, stream: int, text: str) -> OutOfMemory:
+        """The facts of a refused workspace: the cap does not concern it, and no cached block can serve it."""
+        failure = self._out_of_memory(size, stream, Tag.WORKSPACE, -1, text)
+        free, capacity = self.driver.mem_info()
+        need, cached = workspace_size(size), self._largest_free()
+        facts = replace(
+            failure.facts,
+            need_bytes=need,
+            limit_bytes=capacity,
+            largest_free_bytes=max(free, cached),
+            driver_free_bytes=free,
+            rule="workspace" if cached >= need else "",
+        )
+        return OutOfMemory(facts, torch_message=text)
 
     @property
     def workspace_bytes(self) -> int:

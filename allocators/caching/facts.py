@@ -30,6 +30,10 @@ RULES: Final[Mapping[str, str]] = {
     "preempted": (
         "the driver has room, but throw_on_npumalloc_oom refuses what would exceed per_process_memory_fraction"
     ),
+    "workspace": (
+        "a cached block is large enough, but operators' workspaces (TASK_QUEUE_ENABLE=2) come from the driver only, "
+        "and do not make the cache give anything back"
+    ),
     "cap": "the driver has room for the rounded size, but the allocator's own limit is reached",
 }
 """Name of each rule that can bar a free run at the moment of failure, and what it says.

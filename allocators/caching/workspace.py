@@ -20,6 +20,11 @@ class WorkspaceBlock:
     requested: int = 0
 
 
+def workspace_size(size: int) -> int:
+    """Bytes that the driver is asked for when an operator wants a workspace of *size*."""
+    return -(-(size + NPU_PAD) // ROUND_LARGE) * ROUND_LARGE
+
+
 class WorkspaceAllocator:
     """One block per stream; it never shrinks and is never kept beside its successor."""
 
@@ -39,7 +44,7 @@ class WorkspaceAllocator:
             if block.address is not None:
                 self._s.synchronize_device()
                 self._free(block)
-            block.size = -(-need // ROUND_LARGE) * ROUND_LARGE
+            block.size = workspace_size(size)
             self._s.work.driver_calls += 1
             block.address = self._s.driver.alloc(block.size)
             if block.address is not None:

@@ -134,6 +134,7 @@ def test_every_rule_has_a_sentence() -> None:
         "expandable_segments",
         "max_split_size",
         "preempted",
+        "workspace",
         "cap",
     }
 

@@ -160,7 +160,7 @@ def test_a_split_segment_cannot_be_released() -> None:
     assert a.stats()["inactive_split_bytes.all.current"] == 18 * MIB
     a.free(keep)
     a.empty_cache()
-    assert a.usage() == (0, 0, 0, 0, 0, 0, (0, 0, 0, 0))
+    assert a.usage() == (0, 0, 0, 0, 0, 0, (0, 0, 0, 0), 0)
     assert a.driver.mem_info() == (40 * MIB, 40 * MIB)
 
 
