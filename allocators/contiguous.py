@@ -93,7 +93,7 @@ class ContiguousPolicy:
 
     name: ClassVar[str] = "contiguous"
     requires: ClassVar[frozenset[str]] = frozenset()
-    offers: ClassVar[frozenset[str]] = frozenset({"park", "preempt", "reject"})
+    offers: ClassVar[frozenset[str]] = frozenset({"one_piece", "park", "preempt", "reject"})
     Config: ClassVar[type[ContiguousConfig]] = ContiguousConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: ContiguousConfig) -> None:

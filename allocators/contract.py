@@ -207,7 +207,8 @@ class KVPolicy(Protocol):
     """Features that its arena must offer."""
     offers: ClassVar[frozenset[str]]
     """What a server may ask of it: ``park`` (buffers kept between turns), ``preempt`` and ``reject`` (a step without
-    room can be undone, so that the server need not die)."""
+    room can be undone, so that the server need not die), ``one_piece`` (a sequence's K lies in one piece of addresses,
+    and its V: kernels without a block table can read it)."""
 
     def lookup(self, s: KVSequence) -> int:
         """Tokens already held for its prefix (cache or parked), at most ``s.num_tokens - 1``; pins nothing."""

@@ -72,7 +72,7 @@ class VirtualPolicy:
 
     name: ClassVar[str] = "virtual"
     requires: ClassVar[frozenset[str]] = frozenset({"pages"})
-    offers: ClassVar[frozenset[str]] = frozenset({"park", "preempt", "reject"})
+    offers: ClassVar[frozenset[str]] = frozenset({"one_piece", "park", "preempt", "reject"})
     Config: ClassVar[type[VirtualConfig]] = VirtualConfig
 
     def __init__(self, layout: KVLayout, arena: PageAllocator, config: VirtualConfig) -> None:

@@ -61,6 +61,7 @@ def check(scenario: Scenario) -> None:
             f"memory.oom: the policy {scenario.kv_cache.policy!r} does not offer {oom!r}; use stop, or "
             "kv_cache.policy = 'paged'"
         )
+    _check_one_piece(scenario)
     _check_batching(scenario)
     if scenario.engine.task_queue_enable == 2 and "workspace" not in general.features:
         raise ScenarioError(
@@ -144,22 +145,29 @@ def _check_not_contiguous(scenario: Scenario) -> None:
         raise ScenarioError(
             f"kv_cache.retention: {kv.policy} keeps every token; use full, or kv_cache.policy = 'contiguous'"
         )
+
+
+def _check_one_piece(scenario: Scenario) -> None:
+    """Refuse naive kernels and naive batches over KV that lies in blocks."""
+    policy = scenario.kv_cache.policy
+    if "one_piece" in kv_policies.get(policy).offers:
+        return
     if scenario.engine.attention == "standard":
         raise ScenarioError(
             "engine.attention: standard reads K and V of a sequence as one tensor, which "
-            f"{kv.policy} does not keep; use flash, or kv_cache.policy = 'contiguous'"
+            f"{policy} does not keep; use flash, or kv_cache.policy = 'contiguous'"
+        )
+    if scenario.scheduler.policy == "static_batch":
+        raise ScenarioError(
+            "scheduler.policy: static_batch is how servers form batches whose KV lies in one piece a sequence; use "
+            "continuous, or kv_cache.policy = 'contiguous'"
         )
 
 
 def _check_batching(scenario: Scenario) -> None:
-    scheduler, policy = scenario.scheduler, scenario.kv_cache.policy
+    scheduler = scenario.scheduler
     if scheduler.policy != "static_batch":
         return
-    if policy == "paged":
-        raise ScenarioError(
-            "scheduler.policy: static_batch is how servers of contiguous KV form batches; use continuous, or "
-            "kv_cache.policy = 'contiguous'"
-        )
     if scheduler.batching == "variable":
         return
     if scenario.kv_cache.retention != "full":
@@ -176,14 +184,8 @@ def _check_batching(scenario: Scenario) -> None:
 
 def _later(scenario: Scenario) -> None:
     """Settings of the design that a later release brings are refused by name."""
-    wanted = {
-        "calibration.profile": (scenario.calibration.profile, None),
-    }
-    for key, (value, only) in wanted.items():
-        if value != only:
-            raise ScenarioError(
-                f"{key}: {value!r} is not in this release; {'leave it out' if only is None else f'use {only!r}'}"
-            )
+    if (profile := scenario.calibration.profile) is not None:
+        raise ScenarioError(f"calibration.profile: {profile!r} is not in this release; leave it out")
     if scenario.session.between_turns == "prefix_cache" and scenario.kv_cache.policy != "contiguous":
         raise ScenarioError(
             f"session.between_turns: prefix_cache is not in this release of {scenario.kv_cache.policy}; use 'drop'"

@@ -88,6 +88,20 @@ def test_a_larger_request_asks_the_driver_again() -> None:
     a.workspace(33 * MIB)
 
 
+def test_a_refused_workspace_says_what_the_driver_has_and_that_the_cache_does_not_serve_it() -> None:
+    """16 MiB are cached and 12 at the driver: 17 MiB and the pad are 18 in whole pages, and nothing of the cache goes."""
+    a = make(28, limit_bytes=22 * MIB)
+    a.free(a.malloc(15 * MIB, tag=Tag.KV))
+    with pytest.raises(OutOfMemory) as refused:
+        a.workspace(17 * MIB)
+    facts = refused.value.facts
+    assert (facts.need_bytes, facts.driver_free_bytes, facts.largest_free_bytes) == (18 * MIB, 12 * MIB, 16 * MIB)
+    assert (facts.rule, facts.limit_bytes) == ("", 28 * MIB)
+    with pytest.raises(OutOfMemory) as refused:
+        a.workspace(13 * MIB)
+    assert refused.value.facts.rule == "workspace"
+
+
 def test_the_last_try_of_a_request_empties_it() -> None:
     a = make(30)
     a.workspace(15 * MIB)

@@ -72,7 +72,7 @@ def state(policy: ContiguousPolicy) -> tuple[object, ...]:
 
 
 def test_a_server_may_park_reject_and_preempt() -> None:
-    assert ContiguousPolicy.offers == {"park", "reject", "preempt"}
+    assert ContiguousPolicy.offers == {"one_piece", "park", "reject", "preempt"}
 
 
 # Drops

@@ -536,4 +536,4 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 
 def test_it_asks_for_pages() -> None:
     assert VirtualPolicy.requires == {"pages"}
-    assert VirtualPolicy.offers == {"park", "preempt", "reject"}
+    assert VirtualPolicy.offers == {"one_piece", "park", "preempt", "reject"}

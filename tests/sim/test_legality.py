@@ -56,8 +56,8 @@ ILLEGAL: list[tuple[list[str], str]] = [
     ),
     (
         ["scheduler.policy=static_batch"],
-        "scheduler.policy: static_batch is how servers of contiguous KV form batches; use continuous, or "
-        "kv_cache.policy = 'contiguous'",
+        "scheduler.policy: static_batch is how servers form batches whose KV lies in one piece a sequence; use "
+        "continuous, or kv_cache.policy = 'contiguous'",
     ),
     (
         [CONTIGUOUS, "scheduler.policy=static_batch", "session.between_turns=keep"],
