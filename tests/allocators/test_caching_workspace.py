@@ -89,7 +89,7 @@ def test_a_larger_request_asks_the_driver_again() -> None:
 
 
 def test_a_refused_workspace_says_what_the_driver_has_and_that_the_cache_does_not_serve_it() -> None:
-    """16 MiB are cached and 12 at the driver: 17 MiB and the pad are 18 in whole pages, and nothing of the cache goes."""
+    """16 MiB are cached, 12 at the driver: 17 MiB and the pad are 18 in whole pages, and nothing of the cache goes."""
     a = make(28, limit_bytes=22 * MIB)
     a.free(a.malloc(15 * MIB, tag=Tag.KV))
     with pytest.raises(OutOfMemory) as refused:
