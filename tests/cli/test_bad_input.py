@@ -60,7 +60,7 @@ def test_an_illegal_combination_of_policies_says_why(shell: Shell) -> None:
 
 def test_a_preset_that_is_illegal_here_is_named(shell: Shell) -> None:
     said = complaint(shell("compare", "--set", "scheduler.policy=static_batch"), 2)
-    assert said.startswith("preset 'paged': scheduler.policy: static_batch is how servers of contiguous KV")
+    assert said.startswith("preset 'paged': scheduler.policy: static_batch is how servers form batches")
 
 
 def test_an_unknown_model_gets_the_nearest_one(shell: Shell) -> None:
