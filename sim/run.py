@@ -170,6 +170,8 @@ class Twin:
             self.recorder.watch(self.arena)
         self.kv_budget_bytes = left
         room = min(left, self.arena_limit_bytes)  # a region is cut to whole pages
+        if "page_bytes" in settings_of_policy:
+            self._check_pages(s.kv_cache.page_bytes, left)
         given = {name: getattr(s.kv_cache, name) for name in type(s.kv_cache).model_fields}
         given |= {
             "block_size": self.block_size,
@@ -184,6 +186,18 @@ class Twin:
             self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
         except (TypeError, ValueError, OutOfMemory) as error:  # what is left to go wrong are options
             raise ScenarioError(f"kv_cache.options: {error}") from None
+
+    def _check_pages(self, page_bytes: int, left_bytes: int) -> None:
+        """Raise DoesNotFit unless the pages of one longest request fit in *left_bytes*."""
+        tensors = self.layout.tensor_bytes * self.layout.num_layers
+        need = sum(-(-self.max_model_len * size // page_bytes) for size in tensors) * page_bytes
+        if need > left_bytes:
+            reason = (
+                f"one request of max_model_len {self.max_model_len} needs {need / 2**30:.2f} GiB in pages of "
+                f"{page_bytes} bytes, {len(tensors)} tensors with pages of their own; {left_bytes / 2**30:.2f} GiB are "
+                "left for KV: take a smaller kv_cache.page_bytes, or shorten max_model_len"
+            )
+            raise DoesNotFit(replace(self.budget, fits=False, reason=reason))
 
     def _loaded(self, general: DeviceAllocator) -> Forward:
         """A forward pass whose weights, and activation reserve if there is one, are in *general*. Raise DoesNotFit."""

@@ -116,7 +116,7 @@ class MemorySection(Section):
         None, description="when memory is out: stop, reject or preempt; default: preempt for paged, else stop"
     )
     admission: Literal["none", "reserve"] = Field(
-        "none", description="contiguous only: reserve admits what fits at full length"
+        "none", description="contiguous only: reserve admits while all fit at full length, in bytes if not in one piece"
     )
 
 
@@ -132,7 +132,9 @@ class KVCacheSection(Section):
     growth_factor: int = Field(2, ge=2, description="doubling: factor")
     step_tokens: int = Field(256, ge=1, description="step: tokens that a buffer grows by")
     decode_growth: str = Field("doubling", description="hybrid: the rule for decode; prefill is exact")
-    page_bytes: Bytes = Field(2 << 20, ge=1, le=MAX_BYTES, description="virtual only: bytes of a physical page")
+    page_bytes: Bytes = Field(
+        2 << 20, ge=1 << 16, le=MAX_BYTES, description="virtual only: bytes of a physical page; drivers give 2MiB"
+    )
     block_size: int | None = Field(None, ge=1, description="paged only: tokens a block; default: 128 Ascend, 16 CUDA")
     watermark: float = Field(0.0, ge=0, lt=1, description="paged only: share of blocks kept free at admission")
     retention: str = Field(

@@ -246,3 +246,13 @@ def test_a_pool_that_refuses_has_no_message_of_torch() -> None:
     oom = Twin(Scenario.load(preset="paged", overrides=overrides)).run().oom
     assert oom is not None
     assert oom["torch_message"] == ""
+
+
+def test_pages_too_large_for_one_longest_request_do_not_start() -> None:
+    """Llama-2-7B has 64 tensors a sequence: pages of 256 MiB are 16 GiB for its first token."""
+    pages = ["kv_cache.policy=virtual", "memory.kv_arena=direct"]
+    with pytest.raises(
+        DoesNotFit, match=r"needs 16\.00 GiB in pages of 268435456 bytes, 64 tensors .*14\.24 GiB are left"
+    ):
+        Twin(scenario(*pages, "kv_cache.page_bytes=256MiB"))
+    assert Twin(scenario(*pages, "kv_cache.page_bytes=128MiB")).kv.usage().held == 0
