@@ -108,7 +108,7 @@ def c4() -> Found:
 
 @claim("C11", "A sliding window of 2,048 tokens, in a ring buffer, is enough for most conversations.")
 def c11() -> Found:
-    """The flat line of one long conversation, and who lost tokens, traffic by traffic."""
+    """The flat line of one long conversation, and who loses tokens: simulated, and counted in recorded lengths."""
     line = kv_bytes(simulate("C11", *A4_CONVERSATION))
     full = line.index(max(line))
     assert set(line[full:-1]) == {2048 * 512 << 10}, "flat to the end of the conversation"
@@ -116,6 +116,7 @@ def c11() -> Found:
     losers = requests["dropped_tokens"] > 0
     conversations = losers.groupby(requests["session"]).any()
     assert int(losers.sum()) == _losers(zip(requests["prompt_tokens"], requests["output_tokens"], strict=True))
+    assert losers.mean() < 0.5, "most keep all"
     shares = [f"built-in traffic {100 * losers.mean():.0f} % ({100 * conversations.mean():.0f} % of its conversations)"]
     for name, file, read in RECORDED:
         if (TRACES / file).exists():
@@ -125,9 +126,10 @@ def c11() -> Found:
         shares.append("recorded traces are not beside the repository")
     return Found(
         "holds in part",
-        f"{max(line) / GIB:.2f} GiB a sequence at most, flat; share of turns that lost tokens: {', '.join(shares)}",
-        "Memory is flat by construction; whether 2,048 is enough is a question to the traffic, and where documents or "
-        "long histories are sent, most turns lose: measure first.",
+        f"{max(line) / GIB:.2f} GiB a sequence at most, flat; share of requests that lose tokens: {', '.join(shares)}",
+        "Memory is flat by construction; whether 2,048 is enough is a question to the traffic: in the built-in one and "
+        "in Azure's most requests keep all of their tokens, in Mooncake's most do not. Requests to summarise papers "
+        "are no conversations and do not count here: they show what the window does to documents.",
     )
 
 
@@ -170,6 +172,6 @@ def _vidur(path: Path) -> Iterator[tuple[int, int]]:
 RECORDED: tuple[tuple[str, str, Callable[[Path], Iterator[tuple[int, int]]]], ...] = (
     ("Azure 2023 chat requests", "azure2023_conv.csv.gz", _azure),
     ("Mooncake chat requests", "mooncake_fast25_conversation.jsonl.gz", _mooncake),
-    ("summaries of arXiv papers", "vidur_arxiv_summarization_lengths.csv.gz", _vidur),
+    ("not conversations: summaries of arXiv papers", "vidur_arxiv_summarization_lengths.csv.gz", _vidur),
 )
 """Name, file and reader of the lengths."""

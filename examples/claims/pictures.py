@@ -68,7 +68,8 @@ def slowing_chat() -> go.Figure:
         figure,
         f"By turn 25 a token takes {concat['step_ms'].iloc[-1] / concat['step_ms'].iloc[0]:.1f} times as long; "
         f"{100 * copied:.0f} % of the rise is copying",
-        "Claim A1 (15 to 2 token/s): Llama-2-7B on a 64 GB 910B2, turns of 160 tokens, always the same 16 users",
+        "Claim A1 (15 to 2 token/s, 7.5 times as long): Llama-2-7B on a 64 GB 910B2, turns of 160 tokens, always "
+        "the same 16 users",
         right=230,
     )
 
