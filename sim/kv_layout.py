@@ -41,14 +41,17 @@ def kv_layout(
 ) -> KVLayout:
     """The layout of *model*'s KV on one rank; *v_dtype* is V's where it differs from K's.
 
-    Raise ValueError for an unknown dtype, with the nearest known one, and for one that the model's KV cannot have.
+    Raise ValueError for an unknown dtype, with the nearest known one, and for one that the model's KV cannot have; it
+    starts with the key at fault, as the refusals below do.
     """
     if model.latent_dim:
         if v_dtype is not None:
-            raise ValueError(f"v_dtype {v_dtype!r}: {model.name} keeps one latent tensor and no V (MLA); leave it out")
+            raise ValueError(
+                f"v_dtype: {v_dtype!r} where {model.name} keeps one latent tensor and no V (MLA); leave it out"
+            )
         if dtype in DTYPES and dtype not in (*SIXTEEN_BIT, *FP8):
             raise ValueError(
-                f"the latent tensor of {model.name} (MLA) cannot be stored as {dtype!r}; use one of "
+                f"dtype: the latent tensor of {model.name} (MLA) cannot be stored as {dtype!r}; use one of "
                 f"{', '.join((*SIXTEEN_BIT, *FP8))}"
             )
         return KVLayout(
@@ -77,24 +80,37 @@ def scale_tensors(layout: KVLayout) -> Iterator[tuple[str, int]]:
 
 
 def device_refusal(device_vendor: str, model: ModelShape, *, dtype: str, v_dtype: str | None) -> str | None:
-    """Why no attention op of that vendor reads this KV, wherever it lies; None where one does."""
+    """Why no attention op of that vendor reads this KV, wherever it lies; None where one does.
+
+    Names that do not exist are left to :func:`kv_layout`, which is to be asked after this.
+    """
     if device_vendor != "ascend":
         return None
-    for name in (dtype, v_dtype or dtype):
-        if name.startswith("fp8"):
-            return f"{name!r}: Atlas A2 and A3 have no FP8; use int8, int8_per_token or int8_per_token_head"
     if model.latent_dim:
         latent = (model.kv_lora_rank, model.qk_rope_head_dim)
         if latent not in NPU_LATENT:
             known = " or ".join(f"{rank} + {rope}" for rank, rope in NPU_LATENT)
-            return f"a latent of {latent[0]} + {latent[1]} elements: npu_fused_infer_attention_score reads {known}"
+            return (
+                f"dtype: a latent of {latent[0]} + {latent[1]} elements: npu_fused_infer_attention_score reads {known}"
+            )
+        if dtype in DTYPES and dtype not in SIXTEEN_BIT:
+            return (
+                f"dtype: {dtype!r} for the latent tensor of {model.name} (MLA): Atlas A2 and A3 have no FP8, and a "
+                f"latent is not stored in integers; use one of {', '.join(SIXTEEN_BIT)}"
+            )
         return None
-    for name in (dtype, v_dtype or dtype):
-        unit = NPU_HEAD_DIM_UNIT[_dtype("dtype", name, model).bits]
+    given = [(key, name) for key, name in (("dtype", dtype), ("v_dtype", v_dtype or dtype)) if name in DTYPES]
+    for key, name in given:
+        if name.startswith("fp8"):
+            fits = model.head_dim % NPU_HEAD_DIM_UNIT[8] == 0
+            left = ("int8", "int8_per_token", "int8_per_token_head") if fits else SIXTEEN_BIT
+            return f"{key}: {name!r}: Atlas A2 and A3 have no FP8; use one of {', '.join(left)}"
+    for key, name in given:
+        unit = NPU_HEAD_DIM_UNIT[_dtype(key, name, model).bits]
         if model.head_dim % unit or model.head_dim > NPU_MAX_HEAD_DIM:
             return (
-                f"{name!r} with head_dim {model.head_dim}: npu_fused_infer_attention_score needs a multiple of {unit}, "
-                f"at most {NPU_MAX_HEAD_DIM}"
+                f"{key}: {name!r} with head_dim {model.head_dim}: npu_fused_infer_attention_score needs a "
+                f"multiple of {unit}, at most {NPU_MAX_HEAD_DIM}"
             )
     return None
 
@@ -102,31 +118,42 @@ def device_refusal(device_vendor: str, model: ModelShape, *, dtype: str, v_dtype
 def paged_refusal(device_vendor: str, dtype: str, v_dtype: str | None) -> str | None:
     """Why no paged attention of that vendor's engine reads this KV; None where one does."""
     apart = v_dtype is not None and v_dtype != dtype and not {dtype, v_dtype} <= set(SIXTEEN_BIT)
-    names = {dtype, v_dtype or dtype}
+    given = (("dtype", dtype), ("v_dtype", v_dtype or dtype))
     if device_vendor == "ascend":
-        if any(name.startswith("int4") for name in names):
-            return "int4 with a block table is not supported by npu_fused_infer_attention_score; use int8"
+        key = next((key for key, name in given if name.startswith("int4")), None)
+        if key is not None:
+            return f"{key}: int4 with a block table is not supported by npu_fused_infer_attention_score; use int8"
         if apart:
             return (
-                "K and V apart: npu_fused_infer_attention_score takes one dtype and one antiquant mode for both where "
-                "there is a block table; leave v_dtype out, or use a contiguous policy"
+                "v_dtype: K and V apart: npu_fused_infer_attention_score takes one dtype and one antiquant mode for "
+                "both where there is a block table; leave v_dtype out, or use a contiguous policy"
             )
         return None
     if apart:
-        return "K and V apart: vLLM has one kv_cache_dtype for both; leave v_dtype out, or use a contiguous policy"
-    foreign = sorted(names & set(NPU_ONLY))
-    if foreign:
-        return f"{foreign[0]!r} is a dtype of the NPU ops; vLLM on CUDA takes fp8 or one of {', '.join(PER_TOKEN_HEAD)}"
+        return (
+            "v_dtype: K and V apart: vLLM has one kv_cache_dtype for both; leave v_dtype out, or use a contiguous "
+            "policy"
+        )
+    if dtype in NPU_ONLY:
+        return (
+            f"dtype: {dtype!r} is a dtype of the NPU ops; vLLM on CUDA takes fp8 or one of {', '.join(PER_TOKEN_HEAD)}"
+        )
     return None
 
 
-def kernel_notes(device_vendor: str, dtype: str, v_dtype: str | None) -> tuple[str, ...]:
-    """What holds for a quantised cache on that vendor's devices, and is not in the step's time."""
-    quantised = sorted({dtype, v_dtype or dtype} - set(SIXTEEN_BIT))
-    if device_vendor != "ascend" or not quantised:
+def kernel_notes(device_vendor: str, dtype: str, v_dtype: str | None, *, paged: bool) -> tuple[str, ...]:
+    """What holds for a quantised cache on that vendor's devices, in blocks or not, and is not in the step's time."""
+    given = (("dtype", dtype), ("v_dtype", v_dtype or dtype))
+    if device_vendor != "ascend":
+        foreign = next((f"kv_cache.{key} = {name}" for key, name in given if name in NPU_ONLY), None)
+        if foreign is None:
+            return ()
+        return (f"{foreign}: a dtype of the NPU ops; the times on CUDA are those of a kernel that would read it",)
+    quantised = next((f"kv_cache.{key} = {name}" for key, name in given if name not in SIXTEEN_BIT), None)
+    if not paged or quantised is None:
         return ()
     return (
-        f"kv_cache.dtype = {quantised[0]}: npu_fused_infer_attention_score reads a quantised cache with a block table "
+        f"{quantised}: npu_fused_infer_attention_score reads a quantised cache with a block table "
         "for one query token only; a prefill over cached tokens must dequantise them first, whose time is not counted",
     )
 
@@ -135,7 +162,7 @@ def _dtype(key: str, name: str, model: ModelShape) -> KVDtype:
     if name not in DTYPES:
         near = get_close_matches(name, DTYPES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown {key} {name!r}: {hint}Known are {', '.join(DTYPES)}")
+        raise ValueError(f"{key}: unknown {key} {name!r}: {hint}Known are {', '.join(DTYPES)}")
     if name == "auto":
         return KVDtype(8 * model.dtype_bytes)
     if name in SIXTEEN_BIT:

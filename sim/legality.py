@@ -34,6 +34,7 @@ def check(scenario: Scenario) -> None:
     _known("kv_cache.policy", scenario.kv_cache.policy, kv_policies)
     _known("scheduler.policy", scenario.scheduler.policy, schedulers)
     _later(scenario)
+    _check_rules(scenario)
     general = device_allocators.get(scenario.memory.general)
     if "region" in general.features:
         raise ScenarioError(
@@ -58,8 +59,8 @@ def check(scenario: Scenario) -> None:
     oom = effective_oom(scenario)
     if oom != "stop" and oom not in policy.offers:
         raise ScenarioError(
-            f"memory.oom: the policy {scenario.kv_cache.policy!r} does not offer {oom!r}; use stop, or "
-            "kv_cache.policy = 'paged'"
+            f"memory.oom: {_oom_said(scenario)} is not offered by the policy {scenario.kv_cache.policy!r}; use stop, "
+            "or kv_cache.policy = 'paged'"
         )
     _check_one_piece(scenario)
     _check_batching(scenario)
@@ -87,6 +88,12 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
             "scheduler.max_num_batched_tokens does not bound the prefill of a padded batch; it sizes the activation "
             "reserve as before: make it max_num_seqs x the longest prompt to plan for the whole batch"
         )
+    scheduler = scenario.scheduler
+    if policy == "paged" and scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        found.append(
+            f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens} is less than max_num_seqs = "
+            f"{scheduler.max_num_seqs}: vLLM refuses to start so; here a step serves the first of the running sequences"
+        )
     if memory.activations == "per_layer" and memory.activation_bytes is not None:
         found.append(
             "memory.activation_bytes is left free, not held: with per_layer the forward pass takes what it needs"
@@ -113,16 +120,38 @@ def _check_options(scenario: Scenario) -> None:
         )
 
 
-def _check_contiguous(scenario: Scenario) -> None:
-    kv, oom = scenario.kv_cache, effective_oom(scenario)
+def _check_rules(scenario: Scenario) -> None:
+    """Refuse rules that do not exist, whether the policy asks for them or not."""
+    kv = scenario.kv_cache
+    settings = kv.model_dump()
     try:
-        growth_rule(kv.growth, kv.model_dump())
+        growth_rule("hybrid", settings)
+    except ValueError as error:
+        raise ScenarioError(f"kv_cache.decode_growth: {str(error).removeprefix('decode_growth ')}") from None
+    try:
+        growth_rule(kv.growth, settings)
     except ValueError as error:
         raise ScenarioError(f"kv_cache.growth: {error}") from None
     try:
         retention_rule(kv.retention)
     except ValueError as error:
         raise ScenarioError(f"kv_cache.retention: {error}") from None
+    unit = scenario.memory.alignment_bytes
+    if unit is not None and unit & (unit - 1):
+        raise ScenarioError(
+            f"memory.alignment_bytes: must be a power of two, not {unit}; use {1 << unit.bit_length() - 1} or "
+            f"{1 << unit.bit_length()} (512 is torch's unit)"
+        )
+
+
+def _oom_said(scenario: Scenario) -> str:
+    """What happens out of memory, and who said so where it was not the user."""
+    oom, preset = effective_oom(scenario), scenario.oom_preset
+    return f"{oom!r}" if preset is None else f"{oom!r}, set by the preset {preset!r},"
+
+
+def _check_contiguous(scenario: Scenario) -> None:
+    kv, oom = scenario.kv_cache, effective_oom(scenario)
     if scenario.session.between_turns == "prefix_cache":
         raise ScenarioError(
             "session.between_turns: contiguous buffers have no prefix cache; use keep (buffers wait for the next "
@@ -130,8 +159,8 @@ def _check_contiguous(scenario: Scenario) -> None:
         )
     if oom != "stop" and kv.copy_scope == "tensor" and kv.growth != "static":
         raise ScenarioError(
-            f"memory.oom: {oom!r} is illegal with kv_cache.growth = {kv.growth!r} and copy_scope = 'tensor': a step "
-            "in which some tensors have been replaced cannot be undone; use stop"
+            f"memory.oom: {_oom_said(scenario)} is illegal with kv_cache.growth = {kv.growth!r} and copy_scope = "
+            "'tensor': a step in which some tensors have been replaced cannot be undone; use stop"
         )
 
 

@@ -226,8 +226,9 @@ def _objection(q: _Question, b: MemoryBudget, request_blocks: int) -> str:
         )
     if b.num_blocks < request_blocks:
         return (
-            f"one request of max_model_len {q.max_model_len} needs {request_blocks} blocks and there are "
-            f"{b.num_blocks} ({_gib(b.kv_bytes)} for KV)"
+            f"one request of max_model_len {q.max_model_len} needs "
+            f"{_gib(request_blocks * q.block_size * q.layout.token_bytes)} of KV and there are {_gib(b.kv_bytes)}, "
+            f"room for {b.kv_tokens} tokens"
         )
     if b.lines[-1].bytes < 0:
         return (

@@ -63,6 +63,7 @@ class Twin:
         self.model = catalog.model(scenario.model.name)
         self.device = _device(scenario)
         self.max_model_len = _max_model_len(scenario, self.model)
+        self.longest_request = self._longest_request()
         self.layout = _layout(scenario, self.model, self.device)
         try:
             self.cost: CostModel = cost or RooflineCost(
@@ -81,7 +82,7 @@ class Twin:
         self.source = source or source_of(scenario)
         self._build_memory()
         config = SchedulerConfig(
-            max_model_len=self._longest_request(),
+            max_model_len=self.longest_request,
             max_num_seqs=scenario.scheduler.max_num_seqs,
             max_num_batched_tokens=scenario.scheduler.max_num_batched_tokens,
             oom=legality.effective_oom(scenario),
@@ -166,6 +167,12 @@ class Twin:
         self.arena, self.arena_limit_bytes = self.general, granted
         if s.memory.kv_arena != s.memory.general:
             self.arena_limit_bytes = left // PAGE_UNIT * PAGE_UNIT
+            unit = s.memory.alignment_bytes or 0
+            if "region" in device_allocators.get(s.memory.kv_arena).features and unit > self.arena_limit_bytes:
+                raise ScenarioError(
+                    f"memory.alignment_bytes: {unit} is more than the whole region of memory.kv_arena = "
+                    f"{s.memory.kv_arena!r}, {self.arena_limit_bytes} bytes; use less (512 is torch's unit)"
+                )
             self.arena = self._allocator(s.memory.kv_arena, {**settings, "limit_bytes": self.arena_limit_bytes})
             self.recorder.watch(self.arena)
         self.kv_budget_bytes = left
@@ -318,7 +325,7 @@ class Twin:
                 "basis": self.cost.basis,
                 "seed": self.scenario.seed,
                 "version": version("hbmtwin"),
-                "notes": [*legality.notes(self.scenario), *_kernel_notes(self.scenario, self.device)],
+                "notes": [*legality.notes(self.scenario), *_device_notes(self.scenario, self.device)],
             },
             timeline=timeline,
             requests=requests,
@@ -352,21 +359,24 @@ def _layout(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLayo
         check_tensor_parallel(model, tp)
     except ValueError as error:
         raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
+    if (refused := device_refusal(device.vendor, model, dtype=kv.dtype, v_dtype=kv.v_dtype)) is not None:
+        raise ScenarioError(f"kv_cache.{refused}")
     try:
         layout = kv_layout(model, dtype=kv.dtype, v_dtype=kv.v_dtype, tensor_parallel_size=tp)
     except ValueError as error:
-        raise ScenarioError(f"kv_cache.dtype: {error}") from None
-    refused = device_refusal(device.vendor, model, dtype=kv.dtype, v_dtype=kv.v_dtype)
-    if refused is None and kv.policy == "paged":
-        refused = paged_refusal(device.vendor, kv.dtype, kv.v_dtype)
-    if refused is not None:
-        raise ScenarioError(f"kv_cache.dtype: {refused}")
+        raise ScenarioError(f"kv_cache.{error}") from None
+    if kv.policy == "paged" and (refused := paged_refusal(device.vendor, kv.dtype, kv.v_dtype)) is not None:
+        raise ScenarioError(f"kv_cache.{refused}")
     return layout
 
 
-def _kernel_notes(scenario: Scenario, device: DeviceSpec) -> tuple[str, ...]:
-    kv = scenario.kv_cache
-    return kernel_notes(device.vendor, kv.dtype, kv.v_dtype) if kv.policy == "paged" else ()
+def _device_notes(scenario: Scenario, device: DeviceSpec) -> tuple[str, ...]:
+    """Remarks that depend on whose device it is."""
+    kv, engine = scenario.kv_cache, scenario.engine
+    notes = kernel_notes(device.vendor, kv.dtype, kv.v_dtype, paged=kv.policy == "paged")
+    if engine.task_queue_enable == 2 and scenario.memory.activations == "per_layer" and device.vendor != "ascend":
+        notes += (f"engine.task_queue_enable is Ascend's, and has no effect on {scenario.device.name}",)
+    return notes
 
 
 def _max_model_len(scenario: Scenario, model: ModelShape) -> int:

@@ -45,6 +45,11 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 MAX_BYTES = 2**44
 """16 TiB: beyond any device, and small enough that a slip of the unit does not run for hours."""
 
+MAX_ALIGNMENT_BYTES = 2**30
+"""The largest page that a driver maps (512 x 2 MiB): no address is aligned to more."""
+MAX_GROWTH_FACTOR = 1024
+"""From the first 64 tokens, one jump reaches half the positions of the longest models: beyond it lies a slip."""
+
 LengthSpec = Annotated[int, Field(ge=1)] | dict[str, Any]
 """Tokens: a number, or a table such as ``{distribution = "lognormal", mean = 1155, sigma = 0.9, max = 4096}``."""
 
@@ -105,7 +110,10 @@ class MemorySection(Section):
         "immediate", description="`pooled`: when free neighbours merge: at once, or when a request finds no room"
     )
     alignment_bytes: Bytes | None = Field(
-        None, ge=1, le=MAX_BYTES, description="unit of sizes and addresses of region allocators; default: their own"
+        None,
+        ge=1,
+        le=MAX_ALIGNMENT_BYTES,
+        description="unit of sizes and addresses of region allocators; default: their own",
     )
     alloc_conf: str = Field("", description="settings of `caching`, as in PYTORCH_NPU_ALLOC_CONF")
     activations: Literal["none", "peak", "per_layer"] = Field(
@@ -129,7 +137,7 @@ class KVCacheSection(Section):
     tensors: Literal["per_layer", "merged"] = Field("per_layer", description="contiguous only: buffers per sequence")
     copy_scope: Literal["tensor", "step"] = Field("tensor", description="contiguous only: how long old copies live")
     initial_tokens: int = Field(64, ge=1, description="doubling: first capacity")
-    growth_factor: int = Field(2, ge=2, description="doubling: factor")
+    growth_factor: int = Field(2, ge=2, le=MAX_GROWTH_FACTOR, description="doubling: factor")
     step_tokens: int = Field(256, ge=1, description="step: tokens that a buffer grows by")
     decode_growth: str = Field("doubling", description="hybrid: the rule for decode; prefill is exact")
     page_bytes: Bytes = Field(
@@ -255,6 +263,7 @@ class Scenario(Section):
     results: ResultsSection = ResultsSection()
     calibration: CalibrationSection = CalibrationSection()
     _overridden: tuple[str, ...] = PrivateAttr(())
+    _oom_preset: str | None = PrivateAttr(None)
 
     @classmethod
     def load(
@@ -299,12 +308,19 @@ class Scenario(Section):
             keys["seed"] = seed
         scenario = cls.of(keys)
         scenario._overridden = tuple(overridden)
+        if chosen is not None and "memory.oom" not in sets and keys["kv_cache.policy"] != governed["kv_cache.policy"]:
+            scenario._oom_preset = str(chosen)
         return scenario
 
     @property
     def overridden(self) -> tuple[str, ...]:
         """What the file said and the preset overruled: remarks for whoever reads the result."""
         return self._overridden
+
+    @property
+    def oom_preset(self) -> str | None:
+        """The preset that ``memory.oom`` was taken from, where another policy than the preset's was then set."""
+        return self._oom_preset
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> Scenario:

@@ -38,6 +38,14 @@ def complaint(answer: Any, code: int) -> str:
             "device.memory_bytes: write bytes as a number, or with a unit such as 512MiB or 29.5GiB, not '-5GiB'",
         ),
         ("workload.num_prompts=0", "workload.num_prompts: input should be greater than or equal to 1, not 0"),
+        (
+            "memory.alignment_bytes=8GiB",
+            "memory.alignment_bytes: input should be less than or equal to 1073741824, not '8GiB'",
+        ),
+        (
+            "kv_cache.growth_factor=1025",
+            "kv_cache.growth_factor: input should be less than or equal to 1024, not 1025",
+        ),
         ("seed", "--set seed: write it as section.key=value"),
         (
             "kv_cache.policy=contigous",
@@ -56,6 +64,24 @@ def test_an_illegal_combination_of_policies_says_why(shell: Shell) -> None:
     said = complaint(shell("run", "--set", "kv_cache.policy=contiguous", "--set", "memory.oom=preempt"), 2)
     assert said.startswith("memory.oom: 'preempt' is illegal with kv_cache.growth = 'exact'")
     assert said.endswith("use stop")
+
+
+def settings(*given: str) -> list[str]:
+    return [word for setting in given for word in ("--set", setting)]
+
+
+def test_what_depends_on_the_size_of_the_device_names_its_key(shell: Shell) -> None:
+    naive = ("kv_cache.policy=contiguous", "memory.kv_arena=pooled")
+    small = ("memory.alignment_bytes=1GiB", "device.memory_bytes=15GiB", "engine.max_model_len=64")
+    said = complaint(shell("run", *settings(*naive, *small)), 2)
+    assert said.startswith(
+        "memory.alignment_bytes: 1073741824 is more than the whole region of memory.kv_arena = 'pooled'"
+    )
+    said = complaint(shell("run", *settings(*naive, "kv_cache.retention=sliding_window(999999999999)")), 2)
+    assert said.startswith("kv_cache.retention: sliding_window(999999999999) keeps 999999999999 tokens, more than max_")
+    said = complaint(shell("run", *settings(*naive, "model.name=llama-3.1-8b", "engine.max_model_len=131072")), 3)
+    assert said.startswith("one request of max_model_len 131072 needs 16.00 GiB of KV and there are ")
+    assert " block" not in said
 
 
 def test_a_preset_that_is_illegal_here_is_named(shell: Shell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_mla_keeps_its_latent_where_the_engine_does_so_and_writes_heads_out_wher
     assert kv_layout(MLA, dtype="fp8").tensor_bytes == (576,)
     written_out = kv_layout(replace(MLA, latent_cache=False), tensor_parallel_size=4)
     assert written_out.tensor_bytes == (4 * 192 * 2, 4 * 192 * 2)
-    with pytest.raises(ValueError, match="v_dtype 'int8': mla keeps one latent tensor and no V"):
+    with pytest.raises(ValueError, match="v_dtype: 'int8' where mla keeps one latent tensor and no V"):
         kv_layout(MLA, v_dtype="int8")
     with pytest.raises(ValueError, match=r"the latent tensor of mla .MLA. cannot be stored as 'int8_per_token_head'"):
         kv_layout(MLA, dtype="int8_per_token_head")
@@ -94,14 +95,14 @@ def test_constant_scales_have_names_and_bytes() -> None:
         ("ascend", "int8", None, None),
         ("ascend", "int8_per_token", None, None),
         ("ascend", "int8_per_token_head", "int8_per_token_head", None),
-        ("ascend", "int4_per_token_head", None, "int4 with a block table"),
-        ("ascend", "auto", "int4", "int4 with a block table"),
-        ("ascend", "auto", "int8", "K and V apart"),
-        ("ascend", "int8", "int8_per_token", "K and V apart"),
+        ("ascend", "int4_per_token_head", None, "dtype: int4 with a block table"),
+        ("ascend", "auto", "int4", "v_dtype: int4 with a block table"),
+        ("ascend", "auto", "int8", "v_dtype: K and V apart"),
+        ("ascend", "int8", "int8_per_token", "v_dtype: K and V apart"),
         ("nvidia", "fp8", None, None),
         ("nvidia", "int4_per_token_head", None, None),
-        ("nvidia", "auto", "fp8", "K and V apart: vLLM has one kv_cache_dtype"),
-        ("nvidia", "int8", None, "'int8' is a dtype of the NPU ops"),
+        ("nvidia", "auto", "fp8", "v_dtype: K and V apart: vLLM has one kv_cache_dtype"),
+        ("nvidia", "int8", None, "dtype: 'int8' is a dtype of the NPU ops"),
     ],
 )
 def test_what_a_paged_engine_does_not_read(vendor: str, dtype: str, v_dtype: str | None, reason: str | None) -> None:
@@ -119,20 +120,28 @@ def test_what_no_op_of_an_npu_reads() -> None:
     narrow = replace(LLAMA_7B, head_dim=80)
     assert refusal(narrow) is None
     assert refusal(narrow, "int8") == (
-        "'int8' with head_dim 80: npu_fused_infer_attention_score needs a multiple of 32, at most 512"
+        "dtype: 'int8' with head_dim 80: npu_fused_infer_attention_score needs a multiple of 32, at most 512"
     )
     assert "a multiple of 64" in (refusal(replace(LLAMA_7B, head_dim=96), v_dtype="int4") or "")
     assert "a multiple of 16" in (refusal(replace(LLAMA_7B, head_dim=100)) or "")
     assert "at most 512" in (refusal(replace(LLAMA_7B, head_dim=1024)) or "")
-    assert refusal(MLA) is None
+    assert (refusal(narrow, "fp8") or "").endswith("use one of auto, float16, bfloat16")
+    assert (refusal(v_dtype="int4") or refusal(replace(LLAMA_7B, head_dim=96), v_dtype="int4") or "").startswith("v_d")
+    assert refusal(MLA) is refusal(MLA, "float16") is refusal(dtype="fp9") is refusal(v_dtype="int7") is None
+    for quantised in ("fp8", "int8", "int4_per_token_head"):
+        assert refusal(MLA, quantised) == (
+            f"dtype: '{quantised}' for the latent tensor of mla (MLA): Atlas A2 and A3 have no FP8, and a latent is "
+            "not stored in integers; use one of auto, float16, bfloat16"
+        )
     assert "256 + 32 elements" in (refusal(replace(MLA, kv_lora_rank=256, qk_rope_head_dim=32)) or "")
     assert device_refusal("nvidia", narrow, dtype="int8", v_dtype=None) is None
 
 
 def test_a_quantised_cache_on_an_npu_comes_with_a_remark() -> None:
-    assert kernel_notes("ascend", "auto", None) == kernel_notes("nvidia", "fp8", None) == ()
-    (note,) = kernel_notes("ascend", "auto", "int8")
-    assert note.startswith("kv_cache.dtype = int8: npu_fused_infer_attention_score reads a quantised cache")
+    assert kernel_notes("ascend", "auto", None, paged=True) == kernel_notes("nvidia", "fp8", None, paged=True) == ()
+    assert kernel_notes("ascend", "int8", None, paged=False) == ()
+    (note,) = kernel_notes("ascend", "auto", "int8", paged=True)
+    assert note.startswith("kv_cache.v_dtype = int8: npu_fused_infer_attention_score reads a quantised cache")
 
 
 def rows_of_the_docs(first_header: str) -> list[list[str]]:
@@ -211,9 +220,23 @@ def test_constant_scales_are_loaded_with_the_weights() -> None:
         ({"dtype": "int7"}, r"^kv_cache.dtype: unknown dtype 'int7': did you mean 'int"),
         ({"dtype": "fp8"}, "^kv_cache.dtype: 'fp8': Atlas A2 and A3 have no FP8"),
         ({"dtype": "int4", "policy": "paged"}, "^kv_cache.dtype: int4 with a block table"),
-        ({"v_dtype": "int8", "policy": "paged"}, "^kv_cache.dtype: K and V apart"),
+        ({"v_dtype": "int7"}, r"^kv_cache.v_dtype: unknown v_dtype 'int7': did you mean 'int"),
+        (
+            {"v_dtype": "fp8"},
+            "^kv_cache.v_dtype: 'fp8': Atlas A2 and A3 have no FP8; use one of int8, int8_per_token, ",
+        ),
+        ({"v_dtype": "int8", "model_name": "youtu-llm-2b"}, "^kv_cache.v_dtype: 'int8' where youtu-llm-2b keeps one"),
+        ({"v_dtype": "int8", "policy": "paged"}, "^kv_cache.v_dtype: K and V apart"),
         ({"dtype": "int8", "policy": "paged", "device": "a100-80gb"}, "^kv_cache.dtype: 'int8' is a dtype of the NPU"),
-        ({"dtype": "int8", "model_name": "youtu-llm-2b"}, "^kv_cache.dtype: the latent tensor of youtu-llm-2b"),
+        (
+            {"dtype": "int8", "model_name": "youtu-llm-2b"},
+            "^kv_cache.dtype: 'int8' for the latent .* float16, bfloat16$",
+        ),
+        ({"dtype": "fp8", "model_name": "youtu-llm-2b"}, "^kv_cache.dtype: 'fp8' for the latent .* float16, bfloat16$"),
+        (
+            {"dtype": "int8", "model_name": "youtu-llm-2b", "device": "a100-80gb"},
+            "^kv_cache.dtype: the latent tensor of youtu-llm-2b .* use one of .*, fp8, fp8_e4m3, fp8_e5m2$",
+        ),
     ],
     ids=str,
 )
@@ -226,3 +249,19 @@ def test_a_run_over_a_quantised_cache_says_what_its_times_leave_out() -> None:
     notes = Twin(scenario(dtype="int8", policy="paged")).run().summary["notes"]
     assert any(note.startswith("kv_cache.dtype = int8: npu_fused_infer") for note in notes)
     assert not any("npu_fused_infer" in note for note in Twin(scenario(dtype="int8")).run().summary["notes"])
+
+
+def notes_on(device: str, **changes: Any) -> list[str]:
+    on = Scenario.model_validate({**scenario(device=device).model_dump(), **changes})
+    return list(Twin(on).run().summary["notes"])
+
+
+def test_what_belongs_to_an_npu_is_told_on_another_vendors_device() -> None:
+    int4 = {"kv_cache": {"policy": "contiguous", "dtype": "int4"}}
+    told = "kv_cache.dtype = int4: a dtype of the NPU ops; the times on CUDA are those of a kernel that would read it"
+    assert told in notes_on("a100-80gb", **int4)
+    assert told not in notes_on("ascend-910b2", **int4)
+    queue = {"engine": {"max_model_len": 2048, "task_queue_enable": 2}, "memory": {"activations": "per_layer"}}
+    told = "engine.task_queue_enable is Ascend's, and has no effect on a100-80gb"
+    assert told in notes_on("a100-80gb", **queue)
+    assert not any("task_queue" in note for note in notes_on("ascend-910b2", **queue))

@@ -125,7 +125,39 @@ ILLEGAL: list[tuple[list[str], str]] = [
     ),
     (
         [CONTIGUOUS, "kv_cache.growth=hybrid", "kv_cache.decode_growth=hybrid"],
-        "kv_cache.growth: decode_growth must be one of static, exact, doubling, step, not 'hybrid'",
+        "kv_cache.decode_growth: must be one of static, exact, doubling, step, not 'hybrid'",
+    ),
+    (
+        ["kv_cache.growth=doublng"],
+        "kv_cache.growth: no growth rule is called 'doublng' (there are static, exact, doubling, step, hybrid); "
+        "did you mean 'doubling'?",
+    ),
+    (
+        ["kv_cache.decode_growth=stp"],
+        "kv_cache.decode_growth: must be one of static, exact, doubling, step, not 'stp'; did you mean 'step'?",
+    ),
+    (
+        [CONTIGUOUS, "kv_cache.decode_growth=foo"],
+        "kv_cache.decode_growth: must be one of static, exact, doubling, step, not 'foo'",
+    ),
+    (
+        ["kv_cache.retention=foo"],
+        "kv_cache.retention: 'foo' is no retention; write one of full, truncate(n), forget(over, drop), "
+        "sliding_window(window), sink_recent(sinks, recent)",
+    ),
+    (
+        ["memory.alignment_bytes=3"],
+        "memory.alignment_bytes: must be a power of two, not 3; use 2 or 4 (512 is torch's unit)",
+    ),
+    (
+        ["kv_cache.preset=paged", CONTIGUOUS],
+        "memory.oom: 'preempt', set by the preset 'paged', is illegal with kv_cache.growth = 'exact' and copy_scope = "
+        "'tensor': a step in which some tensors have been replaced cannot be undone; use stop",
+    ),
+    (
+        ["kv_cache.preset=paged", CONTIGUOUS, "memory.oom=preempt"],
+        "memory.oom: 'preempt' is illegal with kv_cache.growth = 'exact' and copy_scope = 'tensor': a step in which "
+        "some tensors have been replaced cannot be undone; use stop",
     ),
     (
         [CONTIGUOUS, "memory.oom=preempt", "kv_cache.growth=doubling"],
@@ -167,7 +199,7 @@ def stubborn() -> Iterator[str]:
 @pytest.mark.parametrize("oom", ["reject", "preempt"])
 def test_what_a_policy_does_not_offer_is_refused_by_name(stubborn: str, oom: str) -> None:
     assert str(refusal([f"kv_cache.policy={stubborn}", f"memory.oom={oom}"]).value) == (
-        f"memory.oom: the policy 'stubborn' does not offer '{oom}'; use stop, or kv_cache.policy = 'paged'"
+        f"memory.oom: '{oom}' is not offered by the policy 'stubborn'; use stop, or kv_cache.policy = 'paged'"
     )
     legality.check(Scenario.load(overrides=[f"kv_cache.policy={stubborn}"]))
     assert legality.effective_oom(Scenario.load(overrides=[f"kv_cache.policy={stubborn}"])) == "stop"
@@ -244,6 +276,15 @@ def test_what_happens_out_of_memory_depends_on_the_policy() -> None:
         ),
         (["memory.fit=first"], ["memory.fit concerns the allocators pooled only"]),
         ([CONTIGUOUS, "memory.kv_arena=pooled", "memory.fit=first"], []),
+        (
+            ["scheduler.max_num_batched_tokens=255"],
+            [
+                "scheduler.max_num_batched_tokens = 255 is less than max_num_seqs = 256: vLLM refuses to start so; "
+                "here a step serves the first of the running sequences"
+            ],
+        ),
+        (["scheduler.max_num_batched_tokens=256"], []),
+        ([CONTIGUOUS, "scheduler.max_num_batched_tokens=255"], []),
         (["scheduler.batching=sorted"], ["scheduler.batching concerns the scheduler 'static_batch' only"]),
         (
             ["engine.task_queue_enable=2"],
