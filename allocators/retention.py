@@ -191,6 +191,6 @@ def retention_rule(text: str) -> Retention:
     numbers = [part.strip() for part in (written[2] or "").split(",")] if written else []
     if numbers == [""]:
         numbers = []
-    if len(numbers) != len(fields(rule)) or not all(number.isdecimal() for number in numbers):
+    if len(numbers) != len(fields(rule)) or not all(re.fullmatch("[0-9]+", number) for number in numbers):
         raise ValueError(f"{text!r}: write {rule.signature()}, each number a whole number of tokens")
     return rule(*map(int, numbers))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
-from signal import SIG_IGN, SIGINT, signal
+from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask, raise_signal, signal
 from threading import current_thread, main_thread
 from typing import Any, TypeVar
 
 from joblib import Parallel, cpu_count, delayed
 from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
 from hbmtwin.sim.idle_settings import idle_reason
 from hbmtwin.sim.legality import effective_oom
@@ -69,22 +71,29 @@ def in_processes(
 ) -> list[T]:
     """Call a function with each scenario, in *jobs* processes; return what it returned, in their order.
 
-    *finished* is told the place of each as it comes in. An interrupt leaves no process behind.
+    *finished* is told the place of each as it comes in. An interrupt leaves no process behind, and so does the end.
     """
     outcomes: list[T] = []
     if not scenarios:
         return outcomes
+    processes = min(len(scenarios), _cores(jobs))
+    coming: Generator[T, None, None] | None = None
     try:
         with _workers_deaf_to_ctrl_c():
-            coming = Parallel(n_jobs=min(len(scenarios), _cores(jobs)), return_as="generator")(
+            coming = Parallel(n_jobs=processes, return_as="generator")(
                 delayed(call)(scenario) for scenario in scenarios
             )
         for place, outcome in enumerate(coming):
             outcomes.append(outcome)
             if finished is not None:
                 finished(place)
-    except BaseException:  # an interrupt too: workers would finish their runs for nobody, and then wait for ever
-        get_reusable_executor().shutdown(wait=True, kill_workers=True)
+        if processes > 1:  # left to the interpreter's end, an interrupt of that would print a traceback
+            get_reusable_executor(reuse=True).shutdown(wait=True)
+    except BaseException as error:  # an interrupt too: workers would finish their runs for nobody, then wait for ever
+        if coming is not None:
+            with suppress(type(error)):
+                coming.throw(error)  # joblib kills them; closed instead, it would warn of what was not run
+        get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
         raise
     return outcomes
 
@@ -120,18 +129,26 @@ def _alike(values: Sequence[Any]) -> bool:
 
 @contextmanager
 def _workers_deaf_to_ctrl_c() -> Iterator[None]:
-    """Start workers that ignore SIGINT: a terminal sends it to them as well, and they would each print a traceback.
+    """Start workers that block SIGINT: a terminal sends it to them as well, and they would each print a traceback.
 
-    We kill them when it reaches us. A process inherits nothing but "ignored", so for these 30 ms we ignore it too.
+    We kill them when it reaches us. A process inherits what its parent blocks, so for these 30 ms we block it too; one
+    that comes meanwhile, be it to another thread of ours, is raised at the end of them.
     """
     if current_thread() is not main_thread():  # no other thread may have handlers
         yield
         return
-    before = signal(SIGINT, SIG_IGN)
+    resource_tracker.ensure_running()  # a start of either inside would unblock SIGINT
+    loky_tracker.ensure_running()
+    came: list[int] = []
+    handler = signal(SIGINT, lambda number, frame: came.append(number))
+    mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
     try:
         yield
     finally:
-        signal(SIGINT, before)
+        pthread_sigmask(SIG_SETMASK, mask)  # one that waited comes now
+        signal(SIGINT, handler)
+        if came:
+            raise_signal(SIGINT)
 
 
 def _cores(jobs: int) -> int:

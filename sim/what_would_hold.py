@@ -92,8 +92,14 @@ def _changes(s: Scenario, most_running: int | None) -> Iterator[tuple[str, dict[
     """What could be changed, legal or not; only what could have an effect."""
     kv, memory = s.kv_cache, s.memory
     contiguous = kv.policy == "contiguous"
+    batches = s.scheduler.policy == "static_batch"
     gate = {"memory.admission": "none"} if memory.admission != "none" else {}  # which no other policy has
-    if kv.policy != "paged":
+    if batches:
+        yield "continuous batching", {"scheduler.policy": "continuous"}
+        yield "continuous batching and paged KV", {"scheduler.policy": "continuous", **PRESETS["paged"], **gate}
+        for batching in ("variable", "buckets", "sorted"):
+            yield f"{batching} batches", {"scheduler.batching": batching}
+    elif kv.policy != "paged":
         yield "paged KV", {**PRESETS["paged"], **gate}
     if kv.policy != "virtual":
         pages = {"kv_cache.policy": "virtual", "memory.kv_arena": "direct", "memory.oom": "preempt"}

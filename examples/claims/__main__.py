@@ -57,7 +57,10 @@ def main(arguments: list[str]) -> int:
     table = Table(*HEADER, show_lines=True)
     for cells in rows:
         table.add_row(*cells)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # a pipe has no width of its own, and 80 columns break every word
+        console = Console(width=max(160, console.width))
+    console.print(table)
     return 0
 
 

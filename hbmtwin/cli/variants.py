@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from hbmtwin.api import PRESETS, ScenarioError
 
 FORM = "write it as NAME:key=value,key=value (NAME: alone is the scenario itself)"
+LONGEST_NAME = 64
+"""Letters of a name, which is a directory's name as well."""
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -20,17 +22,25 @@ def parse_variants(texts: Sequence[str]) -> dict[str, list[str]]:
             raise ScenarioError(f"--variant {text}: {FORM}")
         if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) is None:
             raise ScenarioError(f"--variant {text}: the name {name!r} must be a word of letters, digits, _ and -")
-        if name in PRESETS:
-            raise ScenarioError(f"--variant {text}: {name!r} is a preset; choose another name")
-        if name in variants:
-            raise ScenarioError(f"--variant {text}: there is a variant {name!r} already; choose another name")
+        if len(name) > LONGEST_NAME:
+            raise ScenarioError(
+                f"--variant {name[:20]}...: the name has {len(name)} letters; at most {LONGEST_NAME} name a directory"
+            )
+        if name.lower() in PRESETS:
+            raise ScenarioError(f"--variant {text}: {name.lower()!r} is a preset; choose another name")
+        for other in variants:
+            if name.lower() == other.lower():  # one directory, on a disk that does not tell letters' case
+                raise ScenarioError(f"--variant {text}: there is a variant {other!r} already; choose another name")
         variants[name] = list(_settings(text, settings))
     return variants
 
 
 def _settings(text: str, settings: str) -> Iterator[str]:
     seen: set[str] = set()
-    for setting in split_at_commas(settings) if settings.strip() else ():
+    parts, awaited = split_at_commas(settings) if settings.strip() else ([], "")
+    if awaited and awaited in "\"'":
+        raise ScenarioError(f"--variant {text}: the quote {awaited} is not closed; add another {awaited}")
+    for setting in parts:
         key, equals, _ = setting.partition("=")
         if not equals or not key.strip():
             hint = "a value with commas of its own stands in quotes" if seen else FORM
@@ -41,8 +51,11 @@ def _settings(text: str, settings: str) -> Iterator[str]:
         yield setting
 
 
-def split_at_commas(text: str) -> list[str]:
-    """Cut *text* at each comma that stands in no bracket and in no quotes; what is never closed lasts to the end."""
+def split_at_commas(text: str) -> tuple[list[str], str]:
+    """Cut *text* at each comma that stands in no bracket and in no quotes; what is never closed lasts to the end.
+
+    Return the parts, and what would have closed it ("" if nothing is open).
+    """
     parts = [""]
     waiting: list[str] = []
     for letter in text:
@@ -58,4 +71,4 @@ def split_at_commas(text: str) -> list[str]:
             parts.append("")
             continue
         parts[-1] += letter
-    return parts
+    return parts, waiting[-1] if waiting else ""

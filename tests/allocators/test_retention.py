@@ -62,6 +62,7 @@ def test_signatures_name_the_numbers() -> None:
         ("truncate", r"'truncate': write truncate\(n\), each number a whole number of tokens"),
         ("truncate()", r"write truncate\(n\)"),
         ("truncate(4, 096)", r"write truncate\(n\)"),
+        ("sliding_window(\N{ARABIC-INDIC DIGIT THREE})", r"write sliding_window\(window\)"),
         ("truncate(4e3)", r"write truncate\(n\)"),
         ("truncate(-1)", r"write truncate\(n\)"),
         ("forget(4096)", r"write forget\(over, drop\)"),

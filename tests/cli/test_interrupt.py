@@ -6,12 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from hbmtwin.sim import experiment
+from hbmtwin.sim.scenario import Scenario
 
 CURES = ("run", "--what-would-hold", "--set", "kv_cache.preset=doubling")
 """It dies of what comes first, and its alternatives run on."""
@@ -85,3 +89,33 @@ def test_sigterm_leaves_nothing_behind_and_no_process(verb: Sequence[str], tmp_p
     assert server.returncode == 143
     assert (out, err) == (b"", b"")
     assert list((tmp_path / "work").iterdir()) == []
+
+
+# -- the moments at which workers start and end ----------------------------------------------------------------------
+
+
+def test_ctrl_c_while_workers_start_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the rest of the start")
+        return lambda calls: iter(calls)
+
+    reached: list[str] = []
+    monkeypatch.setattr(experiment, "Parallel", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.in_processes(lambda _: None, [Scenario()] * 2, jobs=2)
+    assert reached == ["the rest of the start"]  # no worker is half started
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_workers_are_deaf_to_ctrl_c_and_gone_at_the_end() -> None:
+    """A thread that waits for workers would be joined as the interpreter ends, where an interrupt is a traceback."""
+    threads = set(threading.enumerate())
+    told = experiment.in_processes(
+        lambda _: (signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getpid()), [Scenario()] * 4, jobs=2
+    )
+    assert all(signal.SIGINT in blocked for blocked, _ in told)
+    assert os.getpid() not in {pid for _, pid in told}
+    assert not any(Path(f"/proc/{pid}").exists() for _, pid in told)
+    assert set(threading.enumerate()) <= threads

@@ -36,12 +36,12 @@ FEW = ("--set", "workload.num_prompts=12", "--set", "session.turns=1")
     ],
 )
 def test_commas_count_outside_brackets_and_quotes_only(text: str, parts: list[str]) -> None:
-    assert split_at_commas(text)[: len(parts)] == parts
+    assert split_at_commas(text)[0][: len(parts)] == parts
 
 
 @given(st.text(alphabet="ab=,()[]{}\"'", max_size=20))
 def test_nothing_of_a_text_is_lost(text: str) -> None:
-    assert ",".join(split_at_commas(text)) == text
+    assert ",".join(split_at_commas(text)[0]) == text
 
 
 def test_a_variant_is_a_name_and_settings() -> None:
@@ -50,6 +50,7 @@ def test_a_variant_is_a_name_and_settings() -> None:
         "mine": [],
         "x-1": ["seed=2"],
     }
+    assert list(parse_variants(["n" * 64 + ":"])) == ["n" * 64]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,11 @@ def test_a_variant_is_a_name_and_settings() -> None:
         (["report.html:a=1"], "the name 'report.html' must be a word"),
         (["paged:a=1"], "'paged' is a preset; choose another name"),
         (["big:a=1", "big:b=1"], "there is a variant 'big' already"),
+        (["Paged:a=1"], "'paged' is a preset; choose another name"),
+        (["Big:a=1", "bIG:b=1"], "--variant bIG:b=1: there is a variant 'Big' already"),
+        (["n" * 65 + ":a=1"], "--variant nnnnnnnnnnnnnnnnnnnn...: the name has 65 letters; at most 64"),
+        (['a:memory.alloc_conf="x'], """the quote " is not closed; add another \""""),
+        (["a:memory.alloc_conf='x,seed=1"], "the quote ' is not closed; add another '"),
         (["big:a=1,a=2"], "a is set twice"),
         (["big:a"], "'a' is no key=value; write it as NAME:key=value"),
         (["big:a=1,"], "'' is no key=value; a value with commas of its own stands in quotes"),

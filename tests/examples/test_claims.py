@@ -197,6 +197,7 @@ def test_the_command_runs_what_it_is_told_in_the_three_forms() -> None:
     table = run("C10")
     assert table.returncode == 0
     assert "wrong" in table.stdout
+    assert max(map(len, table.stdout.splitlines())) >= 160  # in a pipe too, where a terminal's width is not known
 
 
 def test_an_unknown_claim_is_told_what_there_is() -> None:

@@ -92,6 +92,21 @@ def test_only_what_is_legal_and_changes_something(
     assert not set(not_there) & set(found)
 
 
+@pytest.mark.parametrize("present", ["padded", "sorted", "buckets", "variable"])
+def test_a_server_with_static_batches_could_batch_otherwise(present: str) -> None:
+    batches = ["scheduler.policy=static_batch", f"scheduler.batching={present}"]
+    found = named(Scenario.load(preset="doubling", overrides=batches))
+    continuous = {"scheduler.policy": "continuous"}
+    of_batches = {name: keys for name, keys in found.items() if "batch" in name}
+    assert of_batches == {
+        "continuous batching": continuous,
+        "continuous batching and paged KV": {**continuous, **PRESETS["paged"]},
+        **{f"{b} batches": {"scheduler.batching": b} for b in ("variable", "buckets", "sorted") if b != present},
+    }
+    assert "paged KV" not in found  # illegal without the other scheduler
+    assert not any("batch" in name for name in named(Scenario.load(preset="doubling")))
+
+
 def test_expandable_segments_stand_beside_the_other_settings() -> None:
     conf = "memory.alloc_conf='expandable_segments:False,roundup_power2_divisions:4'"
     keys = named(Scenario.load(preset="caching", overrides=[conf]))["expandable segments"]
