@@ -1,0 +1,135 @@
+"""How many blocks of a traffic an ideal prefix cache of each size would hit: a bound to hold real caches against.
+
+A chain is the ids of a prompt's blocks in order; an id stands for its block and all before it, so chains with equal
+beginnings share a prefix. The rule, in order of the trace:
+
+    1. a request hits the longest leading run of its chain that the cache holds;
+    2. all its ids are inserted or touched, last to first or first to last;
+    3. the least recently used ids go until the capacity holds.
+
+    capacity 3      after a b c, then a d (least recent first)    the next a b c hits
+    last to first   c b a        c | b d a                        a b
+    first to last   a b c        b | c a d                        a
+
+A cache is always the ids touched most recently, whatever its capacity; so a larger one holds all that a smaller one
+does and never hits less. Last to first, a chain loses its tail before its root, and so never hits less than first to
+last where ids are prefixes; first to last, a chain cut by the capacity is lost from its root on, and hits nothing.
+
+No request takes time here and none holds its blocks, so there is nothing that a full memory could refuse.
+Complexity: a reference costs O(1) in each cache. Source of the rule: the order of freeing in vLLM's
+``BlockPool.free_blocks`` and SGLang's radix cache, which evicts leaves only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from hbmtwin.workloads.lines import bad_line, text_lines
+from hbmtwin.workloads.records import Span, WorkloadError, merge_spans
+
+_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseCurve:
+    """What ideal prefix caches hit of one trace."""
+
+    capacities: tuple[int | None, ...]
+    """In blocks, as asked; None has no end."""
+    hits: tuple[int, ...]
+    """References that hit, one for each capacity."""
+    references: int
+    """Ids in all chains, repeated ones counted each time."""
+    distinct: int
+    """Different ids among them."""
+
+
+def reuse_curve(
+    chains: Iterable[Sequence[Hashable]], capacities: Sequence[int | None], *, last_to_first: bool = True
+) -> ReuseCurve:
+    """Replay *chains* once, through a cache of each of *capacities* (blocks; None has no end; 0 holds nothing).
+
+    O(references x capacities) time; memory O(distinct + sum of the capacities + longest chain), so *chains* may be a
+    generator over a file larger than memory. Raise WorkloadError on a negative capacity.
+    """
+    for capacity in capacities:
+        if capacity is not None and capacity < 0:
+            raise WorkloadError(f"a capacity is a number of blocks, at least 0, or None for no end, not {capacity}")
+    # The values are unused: an OrderedDict is Python's list of keys with O(1) removal from the middle and the front.
+    caches: list[OrderedDict[Hashable, None]] = [OrderedDict() for _ in capacities]
+    hits = [0] * len(caches)
+    references = 0
+    seen: set[Hashable] = set()
+    for chain in chains:
+        references += len(chain)
+        seen.update(chain)
+        for i, (cache, capacity) in enumerate(zip(caches, capacities, strict=True)):
+            hits[i] += sum(1 for _ in takewhile(cache.__contains__, chain))
+            for block in reversed(chain) if last_to_first else chain:
+                cache[block] = None
+                cache.move_to_end(block)
+            if capacity is not None:
+                while len(cache) > capacity:
+                    cache.popitem(last=False)
+    return ReuseCurve(tuple(capacities), tuple(hits), references, len(seen))
+
+
+def block_chain(spans: tuple[Span, ...], block_size: int) -> list[bytes]:
+    """The chain of a prompt, as ``Request.spans`` gives it: an id for each whole block of *block_size* tokens.
+
+    Two ids are equal exactly where all tokens up to the end of their blocks are, however the spans are cut (but for
+    a clash of 128-bit digests). The same in every process. O(blocks + pieces). Raise WorkloadError on a block size
+    below 1.
+    """
+    if block_size < 1:
+        raise WorkloadError(f"a block has at least 1 token, not {block_size}")
+    chain: list[bytes] = []
+    parent = b""
+    block: list[Span] = []
+    room = block_size
+    # Merged, equal tokens have one writing only; so each block's pieces name its tokens.
+    for stream, start, length in merge_spans(spans):
+        while length >= room:
+            block.append((stream, start, room))
+            parent = hashlib.blake2b(parent + repr(block).encode(), digest_size=_ID_BYTES).digest()
+            chain.append(parent)
+            start, length = start + room, length - room
+            block, room = [], block_size
+        if length:
+            block.append((stream, start, length))
+            room -= length
+    return chain
+
+
+def mooncake_chains(path: str | Path) -> Iterator[list[int]]:
+    """The ``hash_ids`` of each line of a Mooncake trace (JSON lines, plain or gzip), in order; blank lines pass.
+
+    An id stands for 512 tokens and all before them; the last block may be a partial one. One line is held at a time.
+    Raise WorkloadError, with the line, on what is no such trace. Source of the format:
+    github.com/kvcache-ai/Mooncake (Qin et al., FAST 2025; Apache-2.0).
+    """
+    path = Path(path)
+    cure = 'write a line such as {"hash_ids": [0, 1, 2]}'
+    for number, line in enumerate(text_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise bad_line(path, number, f"this is no JSON ({error})", cure) from None
+        if not isinstance(record, dict) or "hash_ids" not in record:
+            raise bad_line(path, number, "no object with 'hash_ids'", cure)
+        ids = record["hash_ids"]
+        if not isinstance(ids, list):
+            raise bad_line(path, number, f"hash_ids is {str(ids)[:40]!r}", "it must be a list of whole numbers")
+        for id in ids:
+            # Not isinstance: JSON's true is an int to Python, and would pass for block 1.
+            if type(id) is not int:
+                raise bad_line(path, number, f"an id in hash_ids is {str(id)[:40]!r}", "it must be a whole number")
+        yield ids
