@@ -207,8 +207,9 @@ class KVPolicy(Protocol):
     """Features that its arena must offer."""
     offers: ClassVar[frozenset[str]]
     """What a server may ask of it: ``park`` (buffers kept between turns), ``preempt`` and ``reject`` (a step without
-    room can be undone, so that the server need not die), ``one_piece`` (a sequence's K lies in one piece of addresses,
-    and its V: kernels without a block table can read it)."""
+    room can be undone, so that the server need not die), ``prefix_cache`` (blocks of a prefix are found again, where
+    its Config switches that on), ``one_piece`` (a sequence's K lies in one piece of addresses, and its V: kernels
+    without a block table can read it)."""
 
     def lookup(self, s: KVSequence) -> int:
         """Tokens already held for its prefix (cache or parked), at most ``s.num_tokens - 1``; pins nothing."""

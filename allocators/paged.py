@@ -1,11 +1,13 @@
-"""Paged KV: one pool of equal blocks, handed out as vLLM's block manager does with prefix caching off.
+"""Paged KV: one pool of equal blocks, handed out as vLLM's block manager does, with or without prefix caching.
 
 ::
 
     pool tensors (K and V of each layer)   | block 0 | block 1 | ... | block num_blocks - 1 |
     block 0                                the null block: never handed out, never free
     free queue                             head -> 1 2 3 ... ; blocks are taken at the head, given back at the tail
-    a sequence                             block ids in token order; the last block may be partly filled
+                                           (with prefix caching those without a key at the head)
+    a sequence                             block ids in token order; the last block may be partly filled;
+                                           with prefix caching sequences share the full blocks of a prefix
 
 The rules are vLLM 0.27's (``BlockPool``, ``KVCacheManager.allocate_slots``), meant to give the ids that vLLM would.
 They were compared, id by id, with a second model written from the same rules, and not with vLLM itself yet.
@@ -15,12 +17,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.prefix_cache import NO_KEY, FreeQueue, PrefixCache
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
 from hbmtwin.allocators.registry import kv_policies
 
@@ -39,6 +42,8 @@ class PagedConfig:
     """Part of the pool that admitting leaves free while others run."""
     reserve_full_sequence: bool = True
     """Admit a sequence only if all its present tokens fit, though a chunk of them is scheduled."""
+    enable_prefix_caching: bool = False
+    """Full blocks keep their key when they are freed, and are found again by a sequence with the same prefix."""
 
     def __post_init__(self) -> None:
         for name, least in (("num_blocks", 2), ("max_model_len", 1), ("block_size", 1)):
@@ -53,27 +58,29 @@ _GRANTED = Granted()
 
 
 class _Table:
-    """The blocks of one sequence, and its tokens: the target of the last reserve, lookahead not included."""
+    """The blocks of one sequence, how many of them got a key, and its tokens: the target of the last reserve, lookahead
+    not included."""
 
-    __slots__ = ("blocks", "tokens")
+    __slots__ = ("blocks", "keyed", "tokens")
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
+        self.keyed = 0
         self.tokens = 0
 
 
 @kv_policies.register("paged")
 class PagedPolicy:
-    """A block pool with a first-in first-out free queue, as in vLLM with prefix caching off.
+    """A block pool with a first-in first-out free queue, as in vLLM; with prefix caching, its blocks are shared.
 
     The pool tensors are taken from the arena once, at construction (raises OutOfMemory, nothing kept), so a step never
-    asks the arena for anything. PARK gives the blocks back: without a prefix cache nothing is found again.
+    asks the arena for anything. PARK gives the blocks back: what is found again is what the prefix cache keeps.
     Bytes of tables: 4 for each block id that a sequence holds.
     """
 
     name: ClassVar[str] = "paged"
     requires: ClassVar[frozenset[str]] = frozenset()
-    offers: ClassVar[frozenset[str]] = frozenset({"preempt", "reject"})
+    offers: ClassVar[frozenset[str]] = frozenset({"preempt", "reject", "prefix_cache"})
     Config: ClassVar[type[PagedConfig]] = PagedConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: PagedConfig) -> None:
@@ -82,10 +89,13 @@ class PagedPolicy:
         self.config = config
         self._block_bytes = config.block_size * layout.token_bytes
         self._watermark_blocks = int(config.watermark * config.num_blocks)
-        self._free: deque[int] = deque(range(1, config.num_blocks))
+        self._cache = PrefixCache(config.num_blocks, config.block_size) if config.enable_prefix_caching else None
+        self._free: deque[int] | FreeQueue = self._cache.free if self._cache else deque(range(1, config.num_blocks))
         self._tables: dict[int, _Table] = {}
         self._step: dict[int, tuple[int, int]] = {}
         """Tokens and blocks before this step of each sequence reserved in it; (-1, 0) if it was admitted in it."""
+        self._keyed: list[tuple[_Table, int]] = []
+        """Blocks that got a key in this step, and for whom."""
         self._tokens = 0
         self._handles: list[int] = []
         try:
@@ -100,8 +110,11 @@ class PagedPolicy:
     # -- room for tokens ---------------------------------------------------------------------------------------------
 
     def lookup(self, s: KVSequence) -> int:
-        """0: nothing is kept for a prefix."""
-        return 0
+        """Tokens of the full blocks that hold its prefix, its last token never among them. O(blocks found).
+
+        0 without prefix caching, and for a sequence without spans.
+        """
+        return len(self._cache.find(s)) * self.config.block_size if self._cache is not None else 0
 
     def reserve(
         self,
@@ -116,15 +129,18 @@ class PagedPolicy:
         """Take the blocks that *new* tokens behind the computed ones need. O(blocks taken).
 
         When admitting, all present tokens must fit (``reserve_full_sequence``), and the watermark stays free if others
-        run. Refused leaves everything as it was. Raise ValueError for a *hit*: nothing was promised.
+        run. Refused leaves everything as it was. With prefix caching, a block popped from the queue loses its key, and
+        blocks that become full get theirs now, before they are computed: who is admitted next can share them.
+        Raise ValueError for a *hit* that :meth:`lookup` does not promise.
         """
-        if hit:
-            raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: this pool has no prefix cache")
+        adopted, idle = self._adoptable(s, hit) if hit else ((), 0)
         size, longest = self.config.block_size, self.config.max_model_len
         table = self._tables.get(s.id)
-        held = len(table.blocks) if table else 0
+        held = len(table.blocks) if table else len(adopted)
         free = len(self._free)
-        tokens = min(s.num_computed_tokens + new, longest)
+        if idle:  # they stand in the queue, and are taken out of it
+            free -= idle
+        tokens = min(s.num_computed_tokens + hit + new, longest)
         need = -(-min(tokens + lookahead, longest) // size) - held
         if admitting:
             if others_running:
@@ -140,12 +156,46 @@ class PagedPolicy:
             self._step[s.id] = (-1, 0)
         else:
             self._step.setdefault(s.id, (table.tokens, held))
-        if need > 0:
+        cache = self._cache
+        if cache is not None:
+            if adopted:
+                cache.touch(adopted)
+                table.blocks += adopted
+                table.keyed = len(adopted)
+            table.blocks += [cache.take() for _ in range(need)]
+            full = min(tokens, s.num_tokens) // size
+            if full > table.keyed:
+                self._register(cache, table, s, full)
+        elif need > 0:
             pop = self._free.popleft
             table.blocks += [pop() for _ in range(need)]
         self._tokens += tokens - table.tokens
         table.tokens = tokens
-        return _GRANTED
+        return Granted(hit) if hit else _GRANTED
+
+    def _adoptable(self, s: KVSequence, hit: int) -> tuple[Sequence[int], int]:
+        """Blocks of the first *hit* tokens, and how many of them are free. Raise ValueError if they are not there."""
+        size, cache = self.config.block_size, self._cache
+        if cache is None:
+            raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: this pool has no prefix cache")
+        if s.id in self._tables or s.num_computed_tokens:
+            raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: it has started already")
+        found = cache.find(s)
+        if hit < 0 or hit % size or hit > len(found) * size:
+            raise ValueError(
+                f"sequence {s.id} cannot adopt {hit} tokens: {len(found)} blocks of {size} tokens hold its prefix"
+            )
+        adopted = found[: hit // size]
+        return adopted, cache.idle(adopted)
+
+    def _register(self, cache: PrefixCache, table: _Table, s: KVSequence, full: int) -> None:
+        """Give the first *full* blocks of a table their keys, as far as its spans say what they hold."""
+        keys = cache.keys.of(s, full)
+        for index in range(table.keyed, min(full, len(keys))):
+            block = table.blocks[index]
+            cache.register(block, keys[index])
+            self._keyed.append((table, block))
+            table.keyed = index + 1
 
     def _refused(self, need: int, free: int, reason: str) -> Refused:
         return Refused(need * self._block_bytes, max(0, free) * self._block_bytes, reason)
@@ -158,21 +208,38 @@ class PagedPolicy:
     def end_step(self) -> None:
         """The step's reservations stand."""
         self._step.clear()
+        self._keyed.clear()
 
     def abort_step(self) -> None:
         """Give back this step's blocks, to the head of the queue in the order in which they were taken.
 
-        Without a release in between, the queue is as it was before the step.
+        Without a release in between, the queue is as it was before the step. With prefix caching, keys that were given
+        in the step are taken away, for nobody computes what they promise; keys that were evicted stay lost; and
+        adopted blocks that are free again go to the tail of the queue, as the used ones they are.
         """
+        cache = self._cache
+        if cache is not None:
+            for table, block in self._keyed:
+                cache.withdraw(block)
+                table.keyed -= 1
+            self._keyed.clear()
         for owner, (tokens, held) in reversed(self._step.items()):
             table = self._tables[owner]
-            self._free.extendleft(reversed(table.blocks[held:]))
+            if cache is None:
+                self._free.extendleft(reversed(table.blocks[held:]))
+            else:
+                self._undo(cache, table.blocks[held:])
             del table.blocks[held:]
             self._tokens += max(tokens, 0) - table.tokens
             table.tokens = tokens
             if tokens < 0:
                 del self._tables[owner]
         self._step.clear()
+
+    def _undo(self, cache: PrefixCache, blocks: list[int]) -> None:
+        """Adopted blocks have a key, and are let go last one first; taken ones return to where they came from."""
+        cache.put_back([block for block in reversed(blocks) if cache.key_of[block] != NO_KEY])
+        cache.put_back([block for block in blocks if cache.key_of[block] == NO_KEY])
 
     # -- a leap ------------------------------------------------------------------------------------------------------
 
@@ -197,13 +264,13 @@ class PagedPolicy:
         return low + bisect_right(range(low + 1, high + 1), free, key=need)
 
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
-        """Take *k* steps at once: blocks go out by (step, running order), as in single steps.
+        """Take *k* steps at once: blocks go out, and get their keys, by (step, running order), as in single steps.
 
         Raise ValueError, and change nothing, if *k* is over the horizon. O(sequences + blocks taken * log).
         """
         if not k:
             return
-        self._step.clear()
+        self.end_step()
         size, longest = self.config.block_size, self.config.max_model_len
         tables = self._tables_of(decoding)
         taken: list[tuple[int, int]] = []
@@ -213,12 +280,33 @@ class PagedPolicy:
                 taken += [(step, place) for step in range(slots + 1, last + 1, size)]
         if len(taken) > len(self._free):
             raise ValueError(f"{k} steps need {len(taken)} blocks and {len(self._free)} are free: over the horizon")
+        cache = self._cache
+        pop = self._free.popleft if cache is None else cache.take
         for _, place in sorted(taken):
-            tables[place].blocks.append(self._free.popleft())
+            tables[place].blocks.append(pop())
+        if cache is not None:
+            self._register_by_steps(cache, decoding, tables, k)
         before = sum([table.tokens for table in tables])
         for table in tables:
             table.tokens = min(table.tokens + k, longest)
         self._tokens += sum([table.tokens for table in tables]) - before
+
+    def _register_by_steps(
+        self, cache: PrefixCache, decoding: Sequence[KVSequence], tables: Sequence[_Table], k: int
+    ) -> None:
+        """Keys of blocks that fill in *k* steps. Among equal keys the first given counts, hence the order.
+
+        A key goes to a block that is held, so that which blocks were taken in between does not matter.
+        """
+        size, longest = self.config.block_size, self.config.max_model_len
+        filling = [
+            (max(1, full * size - table.tokens), place, full)
+            for place, table in enumerate(tables)
+            for full in range(table.keyed + 1, min(table.tokens + k, longest) // size + 1)
+        ]
+        for _, place, full in sorted(filling):
+            self._register(cache, tables[place], decoding[place], full)
+        self._keyed.clear()
 
     def _tables_of(self, sequences: Sequence[KVSequence]) -> list[_Table]:
         tables = self._tables
@@ -233,21 +321,32 @@ class PagedPolicy:
     def release(self, s: KVSequence, why: Release) -> None:
         """Append the sequence's blocks to the free queue, last one first, whatever the reason. O(blocks).
 
+        With prefix caching those that others share stay, and those without a key go to the head of the queue.
         Raise KeyError for PARK if it holds none.
         """
         table = self._tables.pop(s.id, None)
+        cache = self._cache
+        if cache is not None and why is not Release.PREEMPT:
+            cache.keys.forget(s.id)
         if table is None:
             if why is Release.PARK:
                 raise KeyError(f"sequence {s.id} holds no KV that could be parked")
             return
         self._step.pop(s.id, None)
-        self._free.extend(reversed(table.blocks))
+        if cache is None:
+            self._free.extend(reversed(table.blocks))
+        else:
+            cache.put_back(table.blocks[::-1])
         self._tokens -= table.tokens
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all keys, if no sequence holds a block; the queue keeps its order. False, and nothing, otherwise."""
+        return self._cache.clear() if self._cache is not None else not self._tables
 
     # -- what this pool cannot do ------------------------------------------------------------------------------------
 
     def fork(self, parent: KVSequence, child: KVSequence) -> Refused:
-        """Always refused: blocks are not shared without a prefix cache."""
+        """Always refused: blocks are shared only by the prefix cache, which a child finds by itself."""
         return Refused(0, 0, "blocks are not shared without a prefix cache; a child must be computed anew")
 
     def swap_out(self, s: KVSequence) -> Refused:
@@ -274,41 +373,57 @@ class PagedPolicy:
         return tuple(table.blocks) if table else ()
 
     def usage(self) -> KVUsage:
-        """The books, O(1)."""
+        """The books, O(1). Each block and each slot counts once, however many share it; each table entry counts."""
         unheld = len(self._free) + 1
         held = self.config.num_blocks - unheld
+        cache = self._cache
+        cached, entries = (cache.cached, cache.shared) if cache is not None else (0, 0)
+        shared = entries * self._block_bytes
         return KVUsage(
-            token=self._tokens * self.layout.token_bytes,
+            token=self._tokens * self.layout.token_bytes - shared,
             parked=0,
             held=held * self._block_bytes,
             growth_copy=0,
-            cached=0,
-            pool=unheld * self._block_bytes,
-            table=held * TABLE_ENTRY_BYTES,
+            cached=cached * self._block_bytes,
+            pool=(unheld - cached) * self._block_bytes,
+            table=(held + entries) * TABLE_ENTRY_BYTES,
+            shared=shared,
         )
 
     def walk(self) -> Iterator[KVBlock]:
-        """Every block by id, the null block as free."""
-        size = self.config.block_size
-        held = {
-            block: (max(0, min(size, table.tokens - index * size)), owner)
-            for owner, table in self._tables.items()
-            for index, block in enumerate(table.blocks)
-        }
+        """Every block by id, the null block as free. A shared block is the one's who got room first.
+
+        ``token_bytes`` are those of running sequences: a cached block has none.
+        """
+        size, cache = self.config.block_size, self._cache
+        held: dict[int, tuple[int, int]] = {}
+        for owner, table in self._tables.items():
+            for index, block in enumerate(table.blocks):
+                held.setdefault(block, (max(0, min(size, table.tokens - index * size)), owner))
         for block in range(self.config.num_blocks):
             tokens, owner = held.get(block, (0, -1))
-            state = "running" if block in held else "free"
+            free = "cached" if cache is not None and cache.key_of[block] != NO_KEY else "free"
+            state = "running" if block in held else free
             yield KVBlock(block * self._block_bytes, self._block_bytes, tokens * self.layout.token_bytes, state, owner)
 
     def check(self) -> None:
         """Assert that every block but the null one is in one place, and the books against the walk and the arena."""
-        held = [block for table in self._tables.values() for block in table.blocks]
+        held: Collection[int] = [block for table in self._tables.values() for block in table.blocks]
+        if self._cache is not None:
+            self._cache.check([table.blocks for table in self._tables.values()])
+            for table in self._tables.values():
+                keys = [self._cache.key_of[block] for block in table.blocks]
+                assert NO_KEY not in keys[: table.keyed]
+                assert all(key == NO_KEY for key in keys[table.keyed :])
+                assert table.keyed * self.config.block_size <= table.tokens
+            held = set(held)
         assert sorted([*held, *self._free]) == list(range(1, self.config.num_blocks))
         for table in self._tables.values():
             assert 0 <= table.tokens <= len(table.blocks) * self.config.block_size
         usage, blocks = self.usage(), list(self.walk())
         assert usage.token == sum(block.token_bytes for block in blocks)
         assert usage.held == sum(block.size for block in blocks if block.state == "running")
+        assert usage.cached == sum(block.size for block in blocks if block.state == "cached")
         assert usage.pool == sum(block.size for block in blocks if block.state == "free")
         assert usage.unfilled >= 0
         assert self.arena.usage().requested_by_tag[Tag.KV] == self.config.num_blocks * self._block_bytes

@@ -270,6 +270,8 @@ class KVUsage(NamedTuple):
     """How many sessions have a parked history."""
     dropped: int = 0
     """Bytes that the tokens of running sequences would take which the policy has dropped (retention)."""
+    shared: int = 0
+    """Bytes of running sequences' tokens in slots that ``token`` counts already for another sequence (prefix cache)."""
 
     @property
     def unfilled(self) -> int:

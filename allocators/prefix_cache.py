@@ -1,0 +1,171 @@
+"""Blocks that keep their key when nobody refers to them any more, so that a later prefix finds them again.
+
+::
+
+    key -> blocks     k0: 1        k1: 2, 9     (no de-duplication: a look-up takes the one inserted first)
+    block             ref count, key or none
+    free queue        blocks of ref 0: | without key (freed last) ... | ... | with key, oldest first ... |
+
+The rules are vLLM 0.27's ``BlockPool`` and ``FullAttentionManager`` for one full-attention group.
+Every verb is O(blocks it names), the queue's unlinking O(1).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from hbmtwin.allocators.block_keys import BlockKeys
+from hbmtwin.allocators.records import KVSequence
+
+NO_KEY = -1
+
+
+class FreeQueue:
+    """A deque of block ids from which any one can be taken in O(1)."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict.fromkeys(blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._blocks)
+
+    def popleft(self) -> int:
+        """Take the head. Raise KeyError if there is none."""
+        return self._blocks.popitem(last=False)[0]
+
+    def remove(self, block: int) -> None:
+        """Unlink one. Raise KeyError if it is not here."""
+        del self._blocks[block]
+
+    def extend(self, blocks: Iterable[int]) -> None:
+        """Append each at the tail."""
+        for block in blocks:
+            self._blocks[block] = None
+
+    def extendleft(self, blocks: Iterable[int]) -> None:
+        """Put each at the head, so that the last one given is first, as a deque does."""
+        for block in blocks:
+            self._blocks[block] = None
+            self._blocks.move_to_end(block, last=False)
+
+
+class PrefixCache:
+    """References and keys of the blocks of one pool, and its free queue."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.free = FreeQueue(range(1, num_blocks))
+        self.keys = BlockKeys(block_size)
+        self.refs = [0] * num_blocks
+        self.key_of = [NO_KEY] * num_blocks
+        self.blocks_of: dict[int, dict[int, None]] = {}
+        self.cached = 0
+        """Free blocks that carry a key."""
+        self.shared = 0
+        """References beside the first one of each block."""
+
+    def find(self, s: KVSequence) -> list[int]:
+        """Blocks that hold its prefix, at most ``(num_tokens - 1) // block_size``: the last token is computed anew."""
+        count = max(0, s.num_tokens - 1) // self.block_size
+        found: list[int] = []
+        for key in islice(self.keys.of(s, count), count):
+            blocks = self.blocks_of.get(key)
+            if blocks is None:
+                break
+            found.append(next(iter(blocks)))
+        return found
+
+    def idle(self, blocks: Iterable[int]) -> int:
+        """How many of them nobody refers to: they stand in the free queue."""
+        refs = self.refs
+        return sum([not refs[block] for block in blocks])
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One reference more to each; idle ones leave the free queue."""
+        for block in blocks:
+            if self.refs[block]:
+                self.shared += 1
+            else:
+                self.free.remove(block)
+                self.cached -= 1
+            self.refs[block] += 1
+
+    def take(self) -> int:
+        """The head of the queue for one sequence; its key is lost, and there is no other eviction."""
+        block = self.free.popleft()
+        self.refs[block] = 1
+        if self.key_of[block] != NO_KEY:
+            self.cached -= 1
+            self.unregister(block)
+        return block
+
+    def register(self, block: int, key: int) -> None:
+        """A full block of a sequence gets its key, behind others that have the same."""
+        self.key_of[block] = key
+        self.blocks_of.setdefault(key, {})[block] = None
+        self.keys.use(key)
+
+    def unregister(self, block: int) -> None:
+        """Take a block's key away; who calls sees to ``cached``."""
+        key = self.key_of[block]
+        self.key_of[block] = NO_KEY
+        blocks = self.blocks_of[key]
+        del blocks[block]
+        if not blocks:
+            del self.blocks_of[key]
+        self.keys.unuse(key)
+
+    def withdraw(self, block: int) -> None:
+        """Take the key of a block away that was promised in a step which is not carried out."""
+        if self.key_of[block] != NO_KEY:
+            self.unregister(block)
+            if not self.refs[block]:
+                self.cached -= 1
+
+    def put_back(self, blocks: Sequence[int]) -> None:
+        """One reference less to each in this order. Of those without any left, ones with a key go to the tail in this
+        order and ones without a key to the head, in this order too."""
+        keyed, bare = [], []
+        for block in blocks:
+            self.refs[block] -= 1
+            if self.refs[block]:
+                self.shared -= 1
+            elif self.key_of[block] != NO_KEY:
+                keyed.append(block)
+            else:
+                bare.append(block)
+        self.cached += len(keyed)
+        self.free.extend(keyed)
+        self.free.extendleft(reversed(bare))
+
+    def clear(self) -> bool:
+        """Drop every key if every block is free, the queue keeps its order; else nothing, and False."""
+        if len(self.free) != len(self.refs) - 1:
+            return False
+        for block in self.free:
+            self.withdraw(block)
+        return True
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Assert the invariants of references, keys and queue. O(blocks)."""
+        counted = [0] * len(self.refs)
+        for table in tables:
+            for block in table:
+                counted[block] += 1
+        assert counted == self.refs
+        free = list(self.free)
+        assert sorted(free) == [block for block in range(1, len(self.refs)) if not self.refs[block]]
+        carried = {(key, block) for block, key in enumerate(self.key_of) if key != NO_KEY}
+        assert carried == {(key, block) for key, blocks in self.blocks_of.items() for block in blocks}
+        assert all(self.blocks_of.values())
+        assert self.cached == sum(self.key_of[block] != NO_KEY for block in free)
+        assert self.shared == sum(refs - 1 for refs in self.refs if refs)
+        assert not self.refs[0]
+        assert self.key_of[0] == NO_KEY
