@@ -12,6 +12,7 @@ import copy
 import random
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import Granted, KVLayout, KVSequence, Release, Span
+from hbmtwin.validation.vllm_planted import PLANTED, plant
 from hbmtwin.validation.vllm_source import VERSION, NoVllm, StubCalled, unpacked, vllm_core
 
 STREAM_TOKENS = 1_000_000
@@ -51,7 +53,7 @@ POOLS = tuple(
     for caching in (False, True)
     for settings in (
         {"num_blocks": 45, "block_size": 4, "max_model_len": 120},
-        {"num_blocks": 60, "block_size": 4, "max_model_len": 200, "watermark": 0.1},
+        {"num_blocks": 60, "block_size": 4, "max_model_len": 200, "watermark": 0.3},
         {"num_blocks": 90, "block_size": 4, "max_model_len": 160, "reserve_full_sequence": False},
         {"num_blocks": 120, "block_size": 16, "max_model_len": 600, "lookahead": 3},
         {"num_blocks": 400, "block_size": 4, "max_model_len": 250, "watermark": 0.01},
@@ -100,10 +102,17 @@ class Pair:
     length: int
     """Tokens at which it ends by itself."""
 
+    @property
+    def decodes(self) -> bool:
+        """Whether all but its last token are computed."""
+        return self.ours.num_computed_tokens == self.ours.num_tokens - 1
+
 
 def token_ids(spans: Sequence[Span]) -> list[int]:
     """Equal pieces of a stream give equal tokens, different ones give different tokens."""
-    return [int(stream) * STREAM_TOKENS + place for stream, start, length in spans for place in range(start, start + length)]
+    return [
+        int(stream) * STREAM_TOKENS + place for stream, start, length in spans for place in range(start, start + length)
+    ]
 
 
 def cut(spans: Sequence[Span], tokens: int) -> list[Span]:
@@ -168,14 +177,8 @@ class Vllm:
         return tuple(block.block_id for block in self.manager.block_pool.free_block_queue.get_all_free_blocks())
 
 
-def caching_is_offered() -> bool:
-    """Whether this checkout's paged policy has a prefix cache at all."""
-    return "enable_prefix_caching" in PagedConfig.__dataclass_fields__
-
-
 def policy_of(pool: Pool) -> PagedPolicy:
     """Ours."""
-    settings: dict[str, Any] = {"enable_prefix_caching": pool.caching} if caching_is_offered() else {}
     arena = PooledAllocator(HbmDriver(64 << 20), PooledConfig(limit_bytes=64 << 20))
     config = PagedConfig(
         num_blocks=pool.num_blocks,
@@ -183,7 +186,7 @@ def policy_of(pool: Pool) -> PagedPolicy:
         block_size=pool.block_size,
         watermark=pool.watermark,
         reserve_full_sequence=pool.reserve_full_sequence,
-        **settings,
+        enable_prefix_caching=pool.caching,
     )
     return PagedPolicy(LAYOUT, arena, config)
 
@@ -195,10 +198,11 @@ class Comparison:
     core: Mapping[str, Any]
     pool: Pool
     seed: int
-    policy_class: Any = None
+    planted: str | None = None
+    """A mistake that ours makes on purpose."""
     operations: int = 0
     met: Counter[str] = field(default_factory=Counter)
-    ours: Any = field(init=False)
+    ours: PagedPolicy = field(init=False)
     vllm: Vllm = field(init=False)
     random: random.Random = field(init=False)
     running: list[Pair] = field(default_factory=list)
@@ -210,6 +214,8 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self.ours = policy_of(self.pool)
+        if self.planted is not None:
+            plant(self.ours, self.planted)
         self.vllm = Vllm(self.core, self.pool)
         self.random = random.Random(self.seed)
 
@@ -220,7 +226,10 @@ class Comparison:
         if ours != vllm:
             held = [(pair.ours.id, self.ours.block_ids(pair.ours)) for pair in self.running]
             real = [(pair.ours.id, self.vllm.blocks(pair.vllm)) for pair in self.running]
-            states = (f"free {self.free()} {self.queue()}, held {held}", f"free {self.vllm.free()} {self.vllm.queue()}, held {real}")
+            states = (
+                f"free {self.free()} {self.queue()}, held {held}",
+                f"free {self.vllm.free()} {self.vllm.queue()}, held {real}",
+            )
             raise Differs(Found(self.operations, verb, what, ours, vllm, *states))
 
     def done(self, verb: str, *pairs: Pair) -> None:
@@ -297,6 +306,23 @@ class Comparison:
         self.same(verb, f"grant to {pair.ours.id}", granted, real is not None)
         self.done(verb, pair)
         return granted
+
+    def leap(self, limit: int) -> None:
+        """Decode steps of all that run: at once here, one by one in vLLM."""
+        steps = self.ours.horizon([pair.ours for pair in self.running], limit)
+        if not steps:
+            return
+        self.ours.advance([pair.ours for pair in self.running], steps)
+        for _ in range(steps):
+            for pair in self.running:
+                real = self.vllm.manager.allocate_slots(pair.vllm, 1)
+                self.same("leap", f"grant to {pair.ours.id}", True, real is not None)
+            for pair in self.running:
+                pair.ours.num_computed_tokens += 1
+                pair.vllm.num_computed_tokens += 1
+                pair.vllm.append_output_token_ids(pair.tokens[pair.ours.num_tokens])
+                pair.ours.num_tokens += 1
+        self.done("leap", *self.running)
 
     def preempt(self, pair: Pair) -> None:
         """As vLLM's scheduler does: nothing is computed any more, and it waits in front."""
@@ -419,7 +445,12 @@ class Comparison:
                 for _ in range(self.random.choice([0, 0, 1, 1, 2])):
                     if len(self.waiting) < 12:
                         self.arrive()
-                self.step()
+                limit = min((pair.length - pair.ours.num_tokens for pair in self.running if pair.decodes), default=0)
+                decoding = all(pair.decodes for pair in self.running)
+                if limit and decoding and not self.pool.lookahead and self.random.random() < 0.3:
+                    self.leap(limit)
+                else:
+                    self.step()
                 if self.pool.caching and self.random.random() < 0.002:
                     self.reset()
                 if self.random.random() < 0.002:
@@ -432,7 +463,16 @@ class Comparison:
             self.same("end", "free queue", self.queue(), self.vllm.queue())
         except Differs as differs:
             return differs.found
+        except (AssertionError, LookupError, ValueError) as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raised = f"{type(error).__name__}: {error}"
+            return Found(self.operations, where.name, "outcome", *_raised_by(where.filename, raised), "", "")
         return None
+
+
+def _raised_by(file: str, raised: str) -> tuple[str, str]:
+    """(ours, vLLM's) outcome when one side raised: which one is told by the file."""
+    return ("no error", raised) if "vllm" in Path(file).parts else (raised, "no error")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -442,18 +482,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--operations", type=int, default=OPERATIONS, help="of all pools together (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--caching", choices=("on", "off", "both"), default="both")
+    parser.add_argument("--planted", choices=sorted(PLANTED), help="a mistake to make on purpose: it must be found")
     chosen = parser.parse_args(arguments)
     pools = [pool for pool in POOLS if chosen.caching in ("both", "on" if pool.caching else "off")]
-    if not caching_is_offered():
-        print("the paged policy here has no enable_prefix_caching: only caching off is compared")
-        pools = [pool for pool in pools if not pool.caching]
     each = -(-chosen.operations // max(1, len(pools)))
     differ = 0
     met: Counter[str] = Counter()
     try:
         with tempfile.TemporaryDirectory() as folder, vllm_core(unpacked(chosen.vllm, Path(folder))) as core:
             for number, pool in enumerate(pools):
-                comparison = Comparison(core, pool, chosen.seed * 1000 + number)
+                comparison = Comparison(core, pool, chosen.seed * 1000 + number, chosen.planted)
                 found = comparison.run(each)
                 differ += found is not None
                 met += comparison.met

@@ -1,4 +1,4 @@
-"""vLLM's own block manager on a machine without a device: its unmodified source files, imported without the rest of vLLM.
+"""vLLM's own block manager on a machine without a device: its unmodified files, imported without the rest of it.
 
 The files that decide which block goes where (``REAL``) are read from the source package of one version. Whatever else
 they import (torch, the configuration, logging, ZMQ) is a stub; a stub that is called and is not known to be harmless
