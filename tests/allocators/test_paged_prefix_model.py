@@ -118,6 +118,13 @@ class NaivePool:
                 self.free.append(block)
         self.free = head + self.free
 
+    def snapshot(self) -> NaivePool:
+        """A copy for a step that may be taken back; what keys mean is never taken back."""
+        tables = {owner: list(table) for owner, table in self.tables.items()}
+        twin = copy.copy(self)
+        twin.free, twin.refs, twin.keys, twin.tables = list(self.free), list(self.refs), list(self.keys), tables
+        return twin
+
     def undo(self, before: NaivePool, adopted: list[list[int]]) -> NaivePool:
         """What an aborted step leaves: the state before it, less the keys of blocks that were popped from the queue; and
         idle blocks that were *adopted*, a list for each sequence, at the tail."""
@@ -125,8 +132,6 @@ class NaivePool:
         popped = {b for table in self.tables.values() for b in table if before.refs[b] == 0 and b not in back}
         before.keys = [(key, block) for key, block in before.keys if block not in popped]
         before.free = [block for block in before.free if block not in back] + back
-        before.known = self.known
-        before.prefixes = self.prefixes
         return before
 
     def reset(self) -> bool:
@@ -201,9 +206,7 @@ class Comparison:
     def reserve(self, s: KVSequence, new: int, hits: list[int], lookahead: int, admitting: bool) -> bool:
         others = bool(self.running)
         hit = len(hits) * self.policy.config.block_size
-        answer = self.policy.reserve(
-            s, new, hit=hit, lookahead=lookahead, admitting=admitting, others_running=others
-        )
+        answer = self.policy.reserve(s, new, hit=hit, lookahead=lookahead, admitting=admitting, others_running=others)
         granted = self.naive.allocate(s, new, hits, lookahead, admitting, others)
         assert answer == Granted(hit) if granted else isinstance(answer, Refused)
         self.count(f"reserve {'granted' if granted else 'refused'}")
@@ -296,7 +299,7 @@ class Comparison:
         self.operations += 1
 
     def abort(self) -> None:
-        before = copy.deepcopy(self.naive)
+        before = self.naive.snapshot()
         adopted = []
         for _ in range(2):
             s = self.fresh()
