@@ -133,13 +133,15 @@ class PagedPolicy:
         blocks that become full get theirs now, before they are computed: who is admitted next can share them.
         Raise ValueError for a *hit* that :meth:`lookup` does not promise.
         """
-        adopted, idle = self._adoptable(s, hit) if hit else ((), 0)
         size, longest = self.config.block_size, self.config.max_model_len
         table = self._tables.get(s.id)
-        held = len(table.blocks) if table else len(adopted)
+        held = len(table.blocks) if table else 0
         free = len(self._free)
-        if idle:  # they stand in the queue, and are taken out of it
-            free -= idle
+        adopted: Sequence[int] = ()
+        if hit:
+            adopted, idle = self._adoptable(s, hit)
+            held = len(adopted)
+            free -= idle  # they stand in the queue, and are taken out of it
         tokens = min(s.num_computed_tokens + hit + new, longest)
         need = -(-min(tokens + lookahead, longest) // size) - held
         if admitting:
@@ -156,22 +158,26 @@ class PagedPolicy:
             self._step[s.id] = (-1, 0)
         else:
             self._step.setdefault(s.id, (table.tokens, held))
-        cache = self._cache
-        if cache is not None:
-            if adopted:
-                cache.touch(adopted)
-                table.blocks += adopted
-                table.keyed = len(adopted)
-            table.blocks += [cache.take() for _ in range(need)]
-            full = min(tokens, s.num_tokens) // size
-            if full > table.keyed:
-                self._register(cache, table, s, full)
+        if self._cache is not None:
+            self._take_cached(self._cache, table, s, adopted, need, min(tokens, s.num_tokens) // size)
         elif need > 0:
             pop = self._free.popleft
             table.blocks += [pop() for _ in range(need)]
         self._tokens += tokens - table.tokens
         table.tokens = tokens
         return Granted(hit) if hit else _GRANTED
+
+    def _take_cached(
+        self, cache: PrefixCache, table: _Table, s: KVSequence, adopted: Sequence[int], need: int, full: int
+    ) -> None:
+        """Adopt, take *need* blocks more, and give the first *full* ones their keys."""
+        if adopted:
+            cache.touch(adopted)
+            table.blocks += adopted
+            table.keyed = len(adopted)
+        table.blocks += [cache.take() for _ in range(need)]
+        if full > table.keyed:
+            self._register(cache, table, s, full)
 
     def _adoptable(self, s: KVSequence, hit: int) -> tuple[Sequence[int], int]:
         """Blocks of the first *hit* tokens, and how many of them are free. Raise ValueError if they are not there."""

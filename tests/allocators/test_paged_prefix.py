@@ -1,4 +1,4 @@
-"""Paged KV with prefix caching, told in examples: the worked table of specs/paged-kv.md section 2, then single rules."""
+"""Paged KV with prefix caching, in examples: the worked table of specs/paged-kv.md section 2, then single rules."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ class NaivePool:
         return twin
 
     def undo(self, before: NaivePool, adopted: list[list[int]]) -> NaivePool:
-        """What an aborted step leaves: the state before it, less the keys of blocks that were popped from the queue; and
-        idle blocks that were *adopted*, a list for each sequence, at the tail."""
+        """What an aborted step leaves: the state before it, less the keys of blocks that were popped from the queue;
+        and idle blocks that were *adopted*, a list for each sequence, at the tail."""
         back = [block for hits in reversed(adopted) for block in reversed(hits)]
         popped = {b for table in self.tables.values() for b in table if before.refs[b] == 0 and b not in back}
         before.keys = [(key, block) for key, block in before.keys if block not in popped]
@@ -285,8 +285,8 @@ class Comparison:
             for s in decoding:
                 assert self.naive.allocate(s, 1, [], 0, False, True)
                 self.computed(s, 1)
-                self.operations += 1
         self.count("leap")
+        self.operations += 1
 
     def end(self) -> None:
         if self.running:
@@ -333,7 +333,11 @@ class Comparison:
         assert usage.cached + usage.pool == block * (len(self.naive.free) + 1)
         assert usage.shared == block * sum(refs - 1 for refs in self.naive.refs if refs)
         if self.policy._cache is not None:
-            assert len(have) == len(self.naive.keys) == sum(key >= 0 for key in self.policy._cache.key_of)
+            assert len(have) == len(self.naive.keys)
+            by_key: dict[int, list[int]] = {}
+            for key, b in self.naive.keys:
+                by_key.setdefault(key, []).append(b)
+            assert sorted(by_key.values()) == sorted(map(list, self.policy._cache.blocks_of.values()))
 
 
 CONFIGS = {
@@ -399,3 +403,22 @@ def test_a_planted_bug_in_the_cache_is_noticed(broken: type[PrefixCache], monkey
     monkeypatch.setattr("hbmtwin.allocators.paged.PrefixCache", broken)
     with pytest.raises((AssertionError, KeyError)):
         Comparison(PagedPolicy, CONFIGS["blocks of 4"], seed=1).run(17_000)
+
+
+class LeapsKeysSequenceBySequence(PagedPolicy):
+    def _register_by_steps(self, cache: PrefixCache, decoding: Sequence[KVSequence], *rest: object) -> None:
+        tables, k = rest
+        for s, table in zip(decoding, tables, strict=True):
+            super()._register_by_steps(cache, [s], [table], k)
+
+
+class KeepsKeysOfAnAbortedStep(PagedPolicy):
+    def abort_step(self) -> None:
+        self._keyed.clear()
+        super().abort_step()
+
+
+@pytest.mark.parametrize("broken", [LeapsKeysSequenceBySequence, KeepsKeysOfAnAbortedStep])
+def test_a_planted_bug_in_the_policy_is_noticed(broken: type[PagedPolicy]) -> None:
+    with pytest.raises(AssertionError):
+        Comparison(broken, CONFIGS["large"], seed=1).run(17_000)
