@@ -252,7 +252,8 @@ class Comparison:
         while index < len(self.running):
             s = self.running[index]
             new = self.chunk(s)
-            if self.reserve(s, new + self.draw.choice((0, 0, 0, 2)), [], self.draw.choice((0, 0, 0, 5)), False):
+            drafts = self.draw.choice((0, 0, 0, 2)) if s.num_computed_tokens + new == s.num_tokens else 0
+            if self.reserve(s, new + drafts, [], self.draw.choice((0, 0, 0, 5)), False):
                 scheduled.append((s, new))
                 index += 1
             else:
