@@ -66,7 +66,7 @@ class Books:
         external = sum(u.reserved - u.allocated - u.pending - u.pool_free for u in usages)
         free, total = self.driver.mem_info()
         kv_padding = padding_tokens * self.token_bytes
-        kv_tokens = running_tokens * self.token_bytes - kv.dropped
+        kv_tokens = running_tokens * self.token_bytes - kv.dropped - kv.shared
         row = Row(
             tenants=self.driver.tenants_bytes,
             static=self.static_bytes,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from hbmtwin.allocators.contract import KVPolicy
-from hbmtwin.allocators.records import Refused
+from hbmtwin.allocators.records import Refused, Release
 from hbmtwin.sim.scheduler import Admitted, Entry, Finished, Plan, QueueScheduler, SchedulerConfig, schedulers
 
 
@@ -85,6 +85,7 @@ class ContinuousScheduler(QueueScheduler):
                     return  # the head of the queue blocks it, as in vLLM
                 waiting.popleft()
                 del self._entries[s.id]
+                kv.release(s, Release.DROP)  # it holds nothing, but the cache may keep keys for it
                 plan.rejected.append((entry.request, "kv_capacity"))
                 continue
             waiting.popleft()

@@ -366,7 +366,7 @@ class Engine:
         self.recorder.now_ns = now
         # The step was not committed: the tokens that are physically there are the policy's to count.
         padding, usage = self.scheduler.padding_tokens, self.kv.usage()
-        tokens = (usage.token + usage.dropped) // self.books.token_bytes - padding
+        tokens = (usage.token + usage.dropped + usage.shared) // self.books.token_bytes - padding
         self.recorder.row(now, self.books.row(tokens, padding), self._counts(), self.kv)
         self.recorder.address_map(now, self.kv)
 

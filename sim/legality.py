@@ -166,6 +166,13 @@ def _check_contiguous(scenario: Scenario) -> None:
 
 def _check_not_contiguous(scenario: Scenario) -> None:
     kv, policy = scenario.kv_cache, kv_policies.get(scenario.kv_cache.policy)
+    if scenario.session.between_turns == "prefix_cache" and not (
+        "prefix_cache" in policy.offers and kv.enable_prefix_caching
+    ):
+        raise ScenarioError(
+            "session.between_turns: prefix_cache needs kv_cache.policy = 'paged' with kv_cache.enable_prefix_caching = "
+            "true; use drop"
+        )
     if scenario.memory.admission == "reserve":
         raise ScenarioError(
             f"memory.admission: reserve concerns contiguous policies; {kv.policy} admits what fits: leave it none"
@@ -215,10 +222,6 @@ def _later(scenario: Scenario) -> None:
     """Settings of the design that a later release brings are refused by name."""
     if (profile := scenario.calibration.profile) is not None:
         raise ScenarioError(f"calibration.profile: {profile!r} is not in this release; leave it out")
-    if scenario.session.between_turns == "prefix_cache" and scenario.kv_cache.policy != "contiguous":
-        raise ScenarioError(
-            f"session.between_turns: prefix_cache is not in this release of {scenario.kv_cache.policy}; use 'drop'"
-        )
 
 
 def _known(key: str, name: str, registry: Registry[Any]) -> None:
