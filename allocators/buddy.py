@@ -36,7 +36,7 @@ from typing import ClassVar, Final
 from hbmtwin.allocators.contract import Driver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import Block, Tag
-from hbmtwin.allocators.region import RegionAllocator, check_region, free_view, live_view
+from hbmtwin.allocators.region import RegionAllocator, RegionBlock, check_region, free_view, live_view
 from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.allocators.stats import (
     ALLOCATED_BYTES,
@@ -62,23 +62,8 @@ class BuddyConfig:
         check_region(self.limit_bytes, self.alignment_bytes)
 
 
-class BuddyBlock:
-    """A block in use. Its neighbours are nobody's business: the buddy follows from its offset."""
-
-    __slots__ = ("address", "owner", "requested", "size", "stream", "tag")
-
-    def __init__(self, address: int, size: int, stream: int) -> None:
-        self.address = address
-        self.size = size
-        self.stream = stream
-        # The caller's, filled when the block is handed out.
-        self.requested = 0
-        self.tag = Tag.ACTIVATION
-        self.owner = -1
-
-
 @device_allocators.register("buddy")
-class BuddyAllocator(RegionAllocator[BuddyBlock]):
+class BuddyAllocator(RegionAllocator[RegionBlock]):
     """One region of the driver taken at start, halved into buddies: blocks are powers of two.
 
     Raises OutOfMemory at construction when the driver cannot give the region. ``allocated`` counts whole blocks, so
@@ -136,7 +121,7 @@ class BuddyAllocator(RegionAllocator[BuddyBlock]):
 
     # -- place and give back ---------------------------------------------------------------------------------------
 
-    def _place(self, size: int, stream: int, tag: Tag, owner: int) -> BuddyBlock:
+    def _place(self, size: int, stream: int, tag: Tag, owner: int) -> RegionBlock:
         order = self._order(size)
         fitting = self._bitmap >> order << order
         if not fitting:
@@ -145,14 +130,14 @@ class BuddyAllocator(RegionAllocator[BuddyBlock]):
         found = (fitting & -fitting).bit_length() - 1
         offset = self._free[found][0]
         self._drop(found, 0)
-        block = BuddyBlock(self._region[0] + offset, self._unit << order, stream)
+        block = RegionBlock(self._region[0] + offset, self._unit << order, stream)
         for half in reversed(range(order, found)):
             self._put(half, offset + (self._unit << half))
         self._count(found - order, (self._unit << found) - block.size, found, -1)
         self.grid.malloc(LARGE, block.size, size)
         return block
 
-    def _give_back(self, block: BuddyBlock) -> None:
+    def _give_back(self, block: RegionBlock) -> None:
         """Make *block* free; it and its buddy become one while the buddy is free."""
         self.grid.free(LARGE, block.size, block.requested)
         offset, size = block.address - self._region[0], block.size

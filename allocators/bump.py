@@ -29,7 +29,7 @@ from typing import ClassVar, Final
 from hbmtwin.allocators.contract import Driver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import AllocatorUsage, Block, Tag
-from hbmtwin.allocators.region import RegionAllocator, check_region, free_view, live_view
+from hbmtwin.allocators.region import RegionAllocator, RegionBlock, check_region, free_view, live_view
 from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.allocators.stats import (
     ALLOCATED_BYTES,
@@ -55,23 +55,8 @@ class BumpConfig:
         check_region(self.limit_bytes, self.alignment_bytes)
 
 
-class BumpBlock:
-    """A block in use."""
-
-    __slots__ = ("address", "owner", "requested", "size", "stream", "tag")
-
-    def __init__(self, address: int, size: int, stream: int) -> None:
-        self.address = address
-        self.size = size
-        self.stream = stream
-        # The caller's, filled when the block is handed out.
-        self.requested = 0
-        self.tag = Tag.ACTIVATION
-        self.owner = -1
-
-
 @device_allocators.register("bump")
-class BumpAllocator(RegionAllocator[BumpBlock]):
+class BumpAllocator(RegionAllocator[RegionBlock]):
     """One region of the driver taken at start, an offset inside that only rises: nothing freed is ever reused.
 
     Raises OutOfMemory at construction when the driver cannot give the region.
@@ -125,18 +110,18 @@ class BumpAllocator(RegionAllocator[BumpBlock]):
 
     # -- place and give back ---------------------------------------------------------------------------------------
 
-    def _place(self, size: int, stream: int, tag: Tag, owner: int) -> BumpBlock:
+    def _place(self, size: int, stream: int, tag: Tag, owner: int) -> RegionBlock:
         rounded = self._rounded(size)
         if rounded > self._end - self._offset:
             self.grid.num_ooms += 1
             rule = RULE if rounded <= self._largest_free() else ""
             raise OutOfMemory(self._facts(size, stream, tag, owner, rule))
-        block = BumpBlock(self._offset, rounded, stream)
+        block = RegionBlock(self._offset, rounded, stream)
         self._offset += rounded
         self.grid.malloc(LARGE, rounded, size)
         return block
 
-    def _give_back(self, block: BumpBlock) -> None:
+    def _give_back(self, block: RegionBlock) -> None:
         """Count *block* as dead; dead neighbours are one run."""
         self.grid.free(LARGE, block.size, block.requested)
         runs = len(self._dead)
@@ -150,7 +135,7 @@ class BumpAllocator(RegionAllocator[BumpBlock]):
 
     # -- what is there ---------------------------------------------------------------------------------------------
 
-    def _blocks(self) -> list[BumpBlock]:
+    def _blocks(self) -> list[RegionBlock]:
         """Live blocks in address order."""
         return sorted(self._live.values(), key=attrgetter("address"))
 

@@ -354,7 +354,7 @@ class PagedPolicy:
 
     def fork(self, parent: KVSequence, child: KVSequence) -> Refused:
         """Always refused: blocks are shared only by the prefix cache, which a child finds by itself."""
-        return Refused(0, 0, "blocks are not shared without a prefix cache; a child must be computed anew")
+        return Refused(0, 0, "blocks are shared only by the prefix cache; a child must be computed anew")
 
     def swap_out(self, s: KVSequence) -> Refused:
         """Always refused: vLLM's present engine preempts by recomputing."""

@@ -27,6 +27,21 @@ def check_region(limit_bytes: int, alignment_bytes: int) -> None:
         raise ValueError(f"limit_bytes must be at least alignment_bytes, {alignment_bytes}, not {limit_bytes}")
 
 
+class RegionBlock:
+    """A block in use that needs to know no neighbours."""
+
+    __slots__ = ("address", "owner", "requested", "size", "stream", "tag")
+
+    def __init__(self, address: int, size: int, stream: int) -> None:
+        self.address = address
+        self.size = size
+        self.stream = stream
+        # The caller's, filled when the block is handed out.
+        self.requested = 0
+        self.tag = Tag.ACTIVATION
+        self.owner = -1
+
+
 class RegionAllocator(BlockAllocator[PlacedT]):
     """One range of the driver, taken at start and kept; sizes and offsets in it are multiples of the alignment.
 

@@ -5,11 +5,12 @@ import random
 import pytest
 
 from hbmtwin.allocators import HbmDriver
-from hbmtwin.allocators.bump import RULE, BumpAllocator, BumpBlock, BumpConfig
+from hbmtwin.allocators.bump import RULE, BumpAllocator, BumpConfig
 from hbmtwin.allocators.driver import FIRST_ADDRESS
 from hbmtwin.allocators.oom import Cause, OomFacts, OutOfMemory, classify
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import Block, Segment, Tag, Work
+from hbmtwin.allocators.region import RegionBlock
 
 MIB = 1 << 20
 
@@ -225,7 +226,7 @@ def test_random_traffic_agrees_with_a_map_of_units() -> None:
 class Reclaiming(BumpAllocator):
     """The last block, freed, gives its bytes back."""
 
-    def _give_back(self, block: BumpBlock) -> None:
+    def _give_back(self, block: RegionBlock) -> None:
         super()._give_back(block)
         if block.address + block.size == self._offset:
             self._offset = block.address
@@ -241,7 +242,7 @@ class BlindToTheTail(BumpAllocator):
 class Splitting(BumpAllocator):
     """Dead neighbours stay apart."""
 
-    def _give_back(self, block: BumpBlock) -> None:
+    def _give_back(self, block: RegionBlock) -> None:
         self.grid.free(1, block.size, block.requested)
         self._dead[block.address] = block.address + block.size
         self._dead_to[block.address + block.size] = block.address
