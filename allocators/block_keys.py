@@ -66,6 +66,10 @@ class BlockKeys:
                 self.unuse(parent)
         return keys
 
+    def parent(self, key: int) -> int:
+        """The key that it continues, -1 for the first of a chain. O(1)."""
+        return self._made_of[key][0]
+
     def forget(self, sequence: int) -> None:
         """Its keys are not asked for again, or are made anew."""
         chain = self._chains.pop(sequence, None)

@@ -6,20 +6,36 @@
     block             ref count, key or none
     free queue        blocks of ref 0: | without key (freed last) ... | ... | with key, oldest first ... |
 
-The rules are vLLM 0.27's ``BlockPool`` and ``FullAttentionManager`` for one full-attention group.
+The rules are vLLM 0.27's ``BlockPool`` and, in :meth:`PrefixCache.find`, its ``FullAttentionManager``. Releases before
+0.27 put freed blocks without a key to the tail like all others (``bare_first=False``).
+Where several groups of layers share the pool, a key carries its group: two groups never share a block.
 Every verb is O(blocks it names), the queue's unlinking O(1).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Literal, NamedTuple
 
 from hbmtwin.allocators.block_keys import BlockKeys
 from hbmtwin.allocators.records import KVSequence
 
 NO_KEY = -1
+
+
+class CacheEvent(NamedTuple):
+    """What happened to a key: vLLM's ``BlockStored``, ``BlockRemoved`` (when a block is taken anew, not when it is
+    freed) and ``AllBlocksCleared``, one for each block."""
+
+    action: Literal["stored", "removed", "cleared"]
+    key: int = NO_KEY
+    """Number of the chained key; equal prefixes have equal ones."""
+    parent: int = NO_KEY
+    """Key of the block before it, of a stored one; -1 for the first."""
+    block: int = -1
+    group: int = 0
 
 
 class FreeQueue:
@@ -59,12 +75,17 @@ class FreeQueue:
 class PrefixCache:
     """References and keys of the blocks of one pool, and its free queue."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, num_groups: int = 1, bare_first: bool = True) -> None:
+        """*block_size* is the tokens that a key covers beyond its parent."""
         self.block_size = block_size
+        self.num_groups = num_groups
+        self.bare_first = bare_first
+        self.observer: Callable[[CacheEvent], None] | None = None
         self.free = FreeQueue(range(1, num_blocks))
         self.keys = BlockKeys(block_size)
         self.refs = [0] * num_blocks
         self.key_of = [NO_KEY] * num_blocks
+        """Of each block ``key * num_groups + group``, as in ``blocks_of``."""
         self.blocks_of: dict[int, dict[int, None]] = {}
         self.cached = 0
         """Free blocks that carry a key."""
@@ -106,20 +127,26 @@ class PrefixCache:
             self.unregister(block)
         return block
 
-    def register(self, block: int, key: int) -> None:
+    def register(self, block: int, key: int, group: int = 0) -> None:
         """A full block of a sequence gets its key, behind others that have the same."""
-        self.key_of[block] = key
-        self.blocks_of.setdefault(key, {})[block] = None
+        carried = key * self.num_groups + group
+        self.key_of[block] = carried
+        self.blocks_of.setdefault(carried, {})[block] = None
         self.keys.use(key)
+        if self.observer is not None:
+            self.observer(CacheEvent("stored", key, self.keys.parent(key), block, group))
 
     def unregister(self, block: int) -> None:
         """Take a block's key away; who calls sees to ``cached``."""
-        key = self.key_of[block]
+        carried = self.key_of[block]
         self.key_of[block] = NO_KEY
-        blocks = self.blocks_of[key]
+        blocks = self.blocks_of[carried]
         del blocks[block]
         if not blocks:
-            del self.blocks_of[key]
+            del self.blocks_of[carried]
+        key, group = divmod(carried, self.num_groups)
+        if self.observer is not None:
+            self.observer(CacheEvent("removed", key, block=block, group=group))
         self.keys.unuse(key)
 
     def withdraw(self, block: int) -> None:
@@ -131,7 +158,7 @@ class PrefixCache:
 
     def put_back(self, blocks: Sequence[int]) -> None:
         """One reference less to each in this order. Of those without any left, ones with a key go to the tail in this
-        order and ones without a key to the head, in this order too."""
+        order and ones without a key to the head, in this order too (to the tail with the others in older releases)."""
         keyed, bare = [], []
         for block in blocks:
             self.refs[block] -= 1
@@ -142,6 +169,9 @@ class PrefixCache:
             else:
                 bare.append(block)
         self.cached += len(keyed)
+        if not self.bare_first:
+            self.free.extend([block for block in blocks if not self.refs[block]])
+            return
         self.free.extend(keyed)
         self.free.extendleft(reversed(bare))
 
@@ -149,8 +179,12 @@ class PrefixCache:
         """Drop every key if every block is free, the queue keeps its order; else nothing, and False."""
         if len(self.free) != len(self.refs) - 1:
             return False
+        observer, self.observer = self.observer, None  # one event tells of all
         for block in self.free:
             self.withdraw(block)
+        self.observer = observer
+        if observer is not None:
+            observer(CacheEvent("cleared"))
         return True
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
