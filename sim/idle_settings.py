@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from hbmtwin.allocators.growth import GROWTH_RULES
-from hbmtwin.allocators.registry import device_allocators, kv_policies
+from hbmtwin.allocators.registry import device_allocators
+from hbmtwin.sim.kv_policy import kv_policy
 from hbmtwin.sim.scenario import Scenario
 
 SHARED_KEYS = ("preset", "policy", "dtype", "v_dtype", "options")
@@ -35,7 +36,9 @@ def _kv_cache(scenario: Scenario, name: str) -> str | None:
     kv = scenario.kv_cache
     if name in SHARED_KEYS:
         return None
-    if name not in config_fields(kv_policies.get(kv.policy)):
+    if name == "version" and kv.policy == "paged":
+        return None
+    if name not in config_fields(kv_policy(scenario)):
         return f"does not concern the policy {kv.policy!r}"
     knowing = {rule for rule, cls in GROWTH_RULES.items() if name in {field.name for field in fields(cls)}}
     growing = {kv.growth, kv.decode_growth} if kv.growth == "hybrid" else {kv.growth}

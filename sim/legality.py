@@ -14,6 +14,7 @@ from hbmtwin.allocators.growth import growth_rule
 from hbmtwin.allocators.registry import Registry, UnknownPolicy, device_allocators, kv_policies
 from hbmtwin.allocators.retention import retention_rule
 from hbmtwin.sim.idle_settings import config_fields, idle_reason
+from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE, kv_policy
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
 from hbmtwin.sim.scheduler import schedulers
 
@@ -24,7 +25,7 @@ def effective_oom(scenario: Scenario) -> Literal["stop", "reject", "preempt"]:
     if scenario.memory.oom is not None:
         return scenario.memory.oom
     policy = scenario.kv_cache.policy
-    return "preempt" if policy != "contiguous" and "preempt" in kv_policies.get(policy).offers else "stop"
+    return "preempt" if policy != "contiguous" and "preempt" in kv_policy(scenario).offers else "stop"
 
 
 def check(scenario: Scenario) -> None:
@@ -32,6 +33,7 @@ def check(scenario: Scenario) -> None:
     _known("memory.general", scenario.memory.general, device_allocators)
     _known("memory.kv_arena", scenario.memory.kv_arena, device_allocators)
     _known("kv_cache.policy", scenario.kv_cache.policy, kv_policies)
+    _named_by_users(scenario)
     _known("scheduler.policy", scenario.scheduler.policy, schedulers)
     _later(scenario)
     _check_rules(scenario)
@@ -42,7 +44,7 @@ def check(scenario: Scenario) -> None:
             "beside another arena; use it as memory.kv_arena"
         )
     arena = device_allocators.get(scenario.memory.kv_arena)
-    policy = kv_policies.get(scenario.kv_cache.policy)
+    policy = kv_policy(scenario)
     missing = policy.requires - arena.features
     if missing:
         able = ", ".join(name for name, cls in device_allocators if policy.requires <= cls.features)
@@ -81,7 +83,7 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
     given = [key for key in known_keys() if _value(scenario, key) != _value(standard, key)]
     found = [f"{key} {reason}" for key in given if (reason := idle_reason(scenario, key))]
     policy, memory = scenario.kv_cache.policy, scenario.memory
-    if scenario.session.between_turns == "keep" and "park" not in kv_policies.get(policy).offers:
+    if scenario.session.between_turns == "keep" and "park" not in kv_policy(scenario).offers:
         found.append(f"session.between_turns = keep: {policy} parks nothing, and drops KV between turns")
     if scenario.scheduler.policy == "static_batch" and scenario.scheduler.batching != "variable":
         found.append(
@@ -107,7 +109,7 @@ def _value(scenario: Scenario, key: str) -> Any:
 
 
 def _check_options(scenario: Scenario) -> None:
-    policy: Any = kv_policies.get(scenario.kv_cache.policy)
+    policy: Any = kv_policy(scenario)
     keys = type(scenario.kv_cache).model_fields.keys()
     further = {f.name for f in fields(policy.Config)} - keys
     for name in sorted(scenario.kv_cache.options.keys() - further):
@@ -165,7 +167,7 @@ def _check_contiguous(scenario: Scenario) -> None:
 
 
 def _check_not_contiguous(scenario: Scenario) -> None:
-    kv, policy = scenario.kv_cache, kv_policies.get(scenario.kv_cache.policy)
+    kv, policy = scenario.kv_cache, kv_policy(scenario)
     if scenario.session.between_turns == "prefix_cache" and not (
         "prefix_cache" in policy.offers and kv.enable_prefix_caching
     ):
@@ -173,10 +175,8 @@ def _check_not_contiguous(scenario: Scenario) -> None:
             "session.between_turns: prefix_cache needs kv_cache.policy = 'paged' with kv_cache.enable_prefix_caching = "
             "true; use drop"
         )
-    if scenario.memory.admission == "reserve":
-        raise ScenarioError(
-            f"memory.admission: reserve concerns contiguous policies; {kv.policy} admits what fits: leave it none"
-        )
+    if scenario.memory.admission == "reserve" and "admission" not in config_fields(policy):
+        raise ScenarioError(f"memory.admission: {_said(scenario)} has no reserve, it admits what fits: leave it none")
     if kv.retention != "full" and "retention" not in config_fields(policy):
         raise ScenarioError(
             f"kv_cache.retention: {kv.policy} keeps every token; use full, or kv_cache.policy = 'contiguous'"
@@ -186,7 +186,7 @@ def _check_not_contiguous(scenario: Scenario) -> None:
 def _check_one_piece(scenario: Scenario) -> None:
     """Refuse naive kernels and naive batches over KV that lies in blocks."""
     policy = scenario.kv_cache.policy
-    if "one_piece" in kv_policies.get(policy).offers:
+    if "one_piece" in kv_policy(scenario).offers:
         return
     if scenario.engine.attention == "standard":
         raise ScenarioError(
@@ -216,6 +216,20 @@ def _check_batching(scenario: Scenario) -> None:
             f"session.between_turns: a batch that is {scheduler.batching} has padding among its tokens, which no next "
             "turn can go on from; use drop, or scheduler.batching = 'variable'"
         )
+
+
+def _named_by_users(scenario: Scenario) -> None:
+    """Refuse classes that a release or a model chooses."""
+    name = scenario.kv_cache.policy
+    if name in CHOSEN_BY_RELEASE:
+        raise ScenarioError(f"kv_cache.policy: write 'paged' with {CHOSEN_BY_RELEASE[name]}, not {name!r}")
+    if name in CHOSEN_BY_MODEL:
+        raise ScenarioError(f"kv_cache.policy: write 'paged'; {CHOSEN_BY_MODEL[name]} makes it {name!r}")
+
+
+def _said(scenario: Scenario) -> str:
+    kv = scenario.kv_cache
+    return f"{kv.policy} of {kv.version}" if kv.policy == "paged" else kv.policy
 
 
 def _later(scenario: Scenario) -> None:

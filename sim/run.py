@@ -14,7 +14,7 @@ from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import KVLayout, Tag
-from hbmtwin.allocators.registry import device_allocators, kv_policies
+from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.allocators.retention import retention_rule
 from hbmtwin.kernels.activations import ActivationModel
 from hbmtwin.kernels.records import CostModel, DeviceSpec, ModelShape
@@ -26,6 +26,7 @@ from hbmtwin.sim.engine import Engine, EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
 from hbmtwin.sim.idle_settings import config_fields
 from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal, scale_tensors
+from hbmtwin.sim.kv_policy import kv_policy
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
@@ -122,7 +123,7 @@ class Twin:
 
     def _build_memory(self) -> None:
         s, budget = self.scenario, self.budget
-        policy: Any = kv_policies.get(s.kv_cache.policy)
+        policy: Any = kv_policy(s)
         settings_of_policy = config_fields(policy)
         page_bytes = min(PAGE_UNIT, s.kv_cache.page_bytes) if "page_bytes" in settings_of_policy else PAGE_UNIT
         try:

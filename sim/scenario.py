@@ -124,7 +124,9 @@ class MemorySection(Section):
         None, description="when memory is out: stop, reject or preempt; default: preempt for paged, else stop"
     )
     admission: Literal["none", "reserve"] = Field(
-        "none", description="contiguous only: reserve admits while all fit at full length, in bytes if not in one piece"
+        "none",
+        description="reserve admits while all fit at full length (contiguous: in bytes if not in one piece; paged: as "
+        "TensorRT-LLM's GUARANTEED_NO_EVICT)",
     )
 
 
@@ -133,6 +135,9 @@ class KVCacheSection(Section):
 
     preset: str | None = Field(None, description="caching, pooled, doubling or paged; none given: paged")
     policy: str = Field("paged", description="KV policy: see `hbmtwin catalog policies`")
+    version: Literal["0.27", "0.22", "0.18", "v0"] = Field(
+        "0.27", description="paged only: the release of vLLM whose rules it follows"
+    )
     growth: str = Field("exact", description="contiguous only: static, exact, doubling, step or hybrid")
     tensors: Literal["per_layer", "merged"] = Field("per_layer", description="contiguous only: buffers per sequence")
     copy_scope: Literal["tensor", "step"] = Field("tensor", description="contiguous only: how long old copies live")
@@ -194,6 +199,9 @@ class ResultsSection(Section):
     interval_s: float = Field(1.0, gt=0, le=1e9, description="simulated seconds between timeline rows, at most")
     steps: bool = Field(False, description="store every step")
     memory_trace: bool = Field(False, description="store every operation on the allocators")
+    cache_events: bool = Field(
+        False, description="store every key that the prefix cache stored, removed or cleared, as vLLM's KV events"
+    )
     alert_kv_used_bytes: Bytes | None = Field(
         None, ge=1, le=MAX_BYTES, description="report when KV takes more bytes than this; none: never"
     )

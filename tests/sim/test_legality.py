@@ -86,8 +86,12 @@ ILLEGAL: list[tuple[list[str], str]] = [
         "or drop",
     ),
     (
-        ["memory.admission=reserve"],
-        "memory.admission: reserve concerns contiguous policies; paged admits what fits: leave it none",
+        ["kv_cache.policy=paged_v0"],
+        "kv_cache.policy: write 'paged' with kv_cache.version = 'v0', not 'paged_v0'",
+    ),
+    (
+        ["kv_cache.policy=paged_groups"],
+        "kv_cache.policy: write 'paged'; a model with sliding windows makes it 'paged_groups'",
     ),
     (
         [CONTIGUOUS, "memory.oom=reject"],
@@ -118,7 +122,7 @@ ILLEGAL: list[tuple[list[str], str]] = [
     ),
     (
         [VIRTUAL, "memory.kv_arena=direct", "memory.admission=reserve"],
-        "memory.admission: reserve concerns contiguous policies; virtual admits what fits: leave it none",
+        "memory.admission: virtual has no reserve, it admits what fits: leave it none",
     ),
     (
         [CONTIGUOUS, "kv_cache.retention=forget(10, 11)"],
