@@ -1,4 +1,4 @@
-"""Which KV policy a scenario means: users name a family and a release, the registry has one class for each set of rules.
+"""Which KV policy a scenario means: users name a family and a release, the registry has a class for each set of rules.
 
 ::
 

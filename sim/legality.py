@@ -32,8 +32,8 @@ def check(scenario: Scenario) -> None:
     """Refuse what cannot be run. Raise ScenarioError naming keys, reason and cure."""
     _known("memory.general", scenario.memory.general, device_allocators)
     _known("memory.kv_arena", scenario.memory.kv_arena, device_allocators)
-    _known("kv_cache.policy", scenario.kv_cache.policy, kv_policies)
     _named_by_users(scenario)
+    _known("kv_cache.policy", scenario.kv_cache.policy, kv_policies)
     _known("scheduler.policy", scenario.scheduler.policy, schedulers)
     _later(scenario)
     _check_rules(scenario)
