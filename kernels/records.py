@@ -32,7 +32,25 @@ class ModelShape:
     """0: as ``head_dim``."""
     latent_cache: bool = True
     """MLA: the engine keeps the latent. False: it writes K and V out head by head, V padded to K's ``head_dim``."""
+    layer_windows: tuple[int, ...] = ()
+    """Tokens that the attention of each layer sees, its own among them; 0: all. Empty: every layer sees all."""
     source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.layer_windows and len(self.layer_windows) != self.num_layers:
+            raise ValueError(f"{self.name} has {self.num_layers} layers and {len(self.layer_windows)} windows")
+        if len(set(self.layer_windows) - {0}) > 1 or any(window < 0 for window in self.layer_windows):
+            raise ValueError(f"{self.name}: all layers with a window have the same one, not {self.layer_windows}")
+
+    @property
+    def window(self) -> int:
+        """Tokens of the sliding window of those layers that have one; 0: none has."""
+        return max(self.layer_windows, default=0)
+
+    @property
+    def num_window_layers(self) -> int:
+        """Layers that see a window of the context only."""
+        return sum(window > 0 for window in self.layer_windows)
 
     @property
     def latent_dim(self) -> int:
@@ -91,6 +109,9 @@ class BatchShape:
     """KV tokens that the decode attention reads in the first step, summed over sequences, own token included."""
     kv_read_growth: int = 0
     """By how much that rises from one step to the next (usually ``decode_count``)."""
+    window_read_tokens: int = 0
+    """The same in layers with a sliding window."""
+    window_read_growth: int = 0
     longest_context: int = 0
 
     @property

@@ -48,7 +48,7 @@ class RooflineCost:
         flops_per_s = device.peak_flops_per_s * device.prefill_flops_efficiency
         streamed, head = streamed_bytes(model, tp), embedding_bytes(model, tp)
 
-        self.attention: AttentionCost = ATTENTION[attention](model, device, tp, kv_token_bytes)
+        self.attention = AttentionCost(attention, model, device, tp, kv_token_bytes)
         self._step = ticks(device.step_overhead_ns)
         self._layers = ticks(device.layer_overhead_ns * layers)
         self._weights = ticks(streamed / bandwidth * 1e9)
@@ -78,6 +78,7 @@ class RooflineCost:
         if k > 1 and b.prefill:
             raise ValueError(f"a batch that prefills cannot be repeated {k} times")
         rise = b.kv_read_growth * self.attention.decode_token_ticks
+        rise += b.window_read_growth * self.attention.window_token_ticks
         return sum_of_steps(k, self._host(b), self._device(b), rise)
 
     def steps_covering(self, b: BatchShape, dt_ns: int) -> int:
@@ -120,6 +121,7 @@ class RooflineCost:
         total += self._allreduce + tokens * self._allreduce_token
         if b.decode_count:
             total += self.attention.launch_ticks + b.kv_read_tokens * self.attention.decode_token_ticks
+            total += b.window_read_tokens * self.attention.window_token_ticks
         if b.prefill:
             total += self.attention.launch_ticks
             total += sum(self.attention.prefill_ticks(new, context) for new, context in b.prefill)

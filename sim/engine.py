@@ -22,7 +22,7 @@ from hbmtwin.allocators.records import KVSequence, Release, Work
 from hbmtwin.kernels.records import BatchShape, CostModel
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.forward import Forward
-from hbmtwin.sim.leap import Leap, batch_of
+from hbmtwin.sim.leap import Leap, batch_of, steps_within_window
 from hbmtwin.sim.oom_facts import complete_facts, refused_facts
 from hbmtwin.sim.recorder import Counts, Recorder, RequestTimes
 from hbmtwin.sim.scheduler import Fail, Finished, Plan, Scheduler
@@ -65,6 +65,8 @@ class EngineConfig:
     between_turns: Literal["keep", "drop", "prefix_cache"] = "drop"
     drops_tokens: bool = False
     """Whether the KV policy's retention drops tokens, which attention then does not read."""
+    window: int = 0
+    """Tokens of the sliding window of those layers that have one; 0: none has."""
     keeps_parked: bool = False
     """Whether the KV policy can park a session's buffers (``keep`` means nothing elsewhere)."""
     step_mode: bool = False
@@ -186,7 +188,7 @@ class Engine:
             if changed and before is not None:
                 self.recorder.row(start, *before, self.kv)
             self._composition = composition
-            batch = batch_of(plan, self.kv if self.config.drops_tokens else None)
+            batch = batch_of(plan, self.kv if self.config.drops_tokens else None, self.config.window)
             try:
                 self.forward.step(self.kv, batch)
             except OutOfMemory as error:
@@ -204,6 +206,8 @@ class Engine:
         work = self._take_work()
         alone = self.config.step_mode or not self.forward.is_steady(work)
         steady = 0 if alone else self.scheduler.steady_steps(plan)
+        if steady and self.config.window:
+            steady = min(steady, steps_within_window(plan, self.config.window) - 1)
         k = 1 + (self.kv.horizon(plan.decoding, steady) if steady else 0)
         leap = Leap(self.cost, batch, start + self._work_ns(work), k, changed)
         return leap.cut_at(self.env.peek())

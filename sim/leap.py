@@ -53,10 +53,11 @@ class Leap:
             next_tick_ns = (time_ns // interval_ns + 1) * interval_ns
 
 
-def batch_of(plan: Plan, kv: KVPolicy | None = None) -> BatchShape:
-    """The cost model's view of a plan's first step. Of a context only what *kv* keeps is read (None: it keeps all)."""
+def batch_of(plan: Plan, kv: KVPolicy | None = None, window: int = 0) -> BatchShape:
+    """The cost model's view of a plan's first step. Of a context only what *kv* keeps is read (None: it keeps all),
+    and in layers with a sliding *window* (0: there are none) only that."""
     prefill: list[tuple[int, int]] = []
-    read = longest = 0
+    read = longest = window_read = window_growth = 0
     growth = len(plan.decoding)
     for s, new in plan.scheduled:
         context = s.num_computed_tokens
@@ -71,6 +72,9 @@ def batch_of(plan: Plan, kv: KVPolicy | None = None) -> BatchShape:
         longest = max(longest, context + new)
         if decodes:
             read += context + 1
+            if window:
+                window_read += min(context + 1, window)
+                window_growth += context + 1 < window
         else:
             prefill.append((new, context))
     return BatchShape(
@@ -79,4 +83,13 @@ def batch_of(plan: Plan, kv: KVPolicy | None = None) -> BatchShape:
         kv_read_tokens=read,
         kv_read_growth=growth,
         longest_context=longest,
+        window_read_tokens=window_read,
+        window_read_growth=window_growth,
     )
+
+
+def steps_within_window(plan: Plan, window: int) -> int:
+    """How many steps of a decoding plan read equally many tokens more each time: none of its sequences begins to fill
+    the window in between. O(sequences)."""
+    left = (window - s.num_computed_tokens for s in plan.decoding if s.num_computed_tokens + 1 < window)
+    return min(left, default=2**62)

@@ -273,6 +273,7 @@ class Twin:
                 arena_limit_bytes=self.arena_limit_bytes,
                 between_turns=s.session.between_turns,
                 drops_tokens=s.kv_cache.retention != "full",
+                window=self.model.window,
                 keeps_parked="park" in self.kv.offers,
                 step_mode=step_mode or not self._may_leap(),
             ),

@@ -1,8 +1,8 @@
 """Read a model's sizes from a Hugging Face ``config.json``.
 
 The file is not trusted: its size is bounded and every number checked. A model whose memory follows other rules
-(mixture of experts, state spaces, windows, quantised weights), that reads more than text, or that writes none, is
-refused by name: a wrong size is worse than none.
+(mixture of experts, state spaces, chunked attention, quantised weights), that reads more than text, or that writes
+none, is refused by name: a wrong size is worse than none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hbmtwin.kernels.records import ModelShape
+from hbmtwin.sim.catalog.attention_windows import layer_windows
 from hbmtwin.sim.catalog.errors import CatalogError
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -25,6 +26,9 @@ DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 2}
 
 PLAIN_MLP = frozenset({"gpt_neox", "nemotron", "opt", "phi", "starcoder2"})
 """Model types whose MLP has two matrices; all others with these field names have gate, up and down."""
+
+TIED = frozenset({"cohere", "cohere2", "gemma", "gemma2", "gemma3_text"})
+"""Model types whose head is the embedding where the config does not say."""
 
 LATENT_NOT_CACHED = frozenset({"minicpm3"})
 """Model types with latent attention (MLA) whose K and V vLLM caches head by head, V padded to K's width."""
@@ -95,6 +99,7 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
             "serves the same number of heads"
         )
     hidden = _size(config, "hidden_size", where)
+    num_layers = _size(config, "num_hidden_layers", where, limit=MAX_LAYERS)
     latent = _latent_attention(config, where, default_v=hidden // heads)
     if latent:
         kv_heads, head_dim = heads, latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"]
@@ -106,14 +111,14 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
         head_dim = _size(config, "head_dim", where, default=hidden // heads)
     tied_flag = config.get("tie_word_embeddings")
     if tied_flag is None:
-        tied_flag = config.get("model_type") in ("gemma", "gemma2")
+        tied_flag = config.get("model_type") in TIED
     if not isinstance(tied_flag, bool):
         raise CatalogError(f"{where}: tie_word_embeddings must be true or false, not {tied_flag!r}")
     dtype_bytes, dtype_source = _dtype_bytes(config, where)
     written_out = bool(latent) and config.get("model_type") in LATENT_NOT_CACHED
     return ModelShape(
         name=name,
-        num_layers=_size(config, "num_hidden_layers", where, limit=MAX_LAYERS),
+        num_layers=num_layers,
         hidden_size=hidden,
         intermediate_size=_size(config, "intermediate_size", where),
         num_attention_heads=heads,
@@ -124,8 +129,13 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
         dtype_bytes=dtype_bytes,
         tie_word_embeddings=tied_flag,
         gated_mlp=config.get("model_type") not in PLAIN_MLP,
-        **latent,
+        kv_lora_rank=latent.get("kv_lora_rank", 0),
+        q_lora_rank=latent.get("q_lora_rank", 0),
+        qk_nope_head_dim=latent.get("qk_nope_head_dim", 0),
+        qk_rope_head_dim=latent.get("qk_rope_head_dim", 0),
+        v_head_dim=latent.get("v_head_dim", 0),
         latent_cache=not written_out,
+        layer_windows=layer_windows(config, where, num_layers),
         source=source + dtype_source + ("; vLLM caches its K and V, not the latent" if written_out else ""),
     )
 
@@ -168,15 +178,6 @@ def _refuse_what_is_not_computed(config: Mapping[str, Any], where: str) -> None:
             )
     if config.get("is_encoder_decoder"):
         raise CatalogError(f"{where}: encoder-decoder models are not computed")
-    layer_types = config.get("layer_types")
-    other = sorted({str(t) for t in layer_types} - {"full_attention"}) if isinstance(layer_types, list) else []
-    if config.get("sliding_window") is not None and config.get("use_sliding_window") is not False and not layer_types:
-        other = ["sliding_window"]
-    if other:
-        raise CatalogError(
-            f"{where}: layers of type {', '.join(other)} come with a later release; to plan as if every layer "
-            "saw the whole context (an upper bound), remove layer_types and set sliding_window to null"
-        )
 
 
 def _size(config: Mapping[str, Any], key: str, where: str, *, default: int | None = None, limit: int = MAX_SIZE) -> int:

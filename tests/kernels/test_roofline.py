@@ -18,6 +18,7 @@ QWEN3_32B = ModelShape("qwen3-32b", 64, 5120, 25600, 64, 8, 128, 151936, 40960)
 LLAMA_7B = ModelShape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096)
 LLAMA_70B = ModelShape("llama-2-70b", 80, 8192, 28672, 64, 8, 128, 32000, 4096)
 YOUTU_2B = model("youtu-llm-2b")
+GEMMA_9B = model("gemma-2-9b")
 
 B2 = device("ascend-910b2")
 A100 = device("a100-80gb")
@@ -37,11 +38,22 @@ def decode(count: int, context: int) -> BatchShape:
 def later(b: BatchShape, steps: int) -> BatchShape:
     """The batch of the leap's step number *steps*."""
     return replace(
-        b, kv_read_tokens=b.kv_read_tokens + steps * b.kv_read_growth, longest_context=b.longest_context + steps
+        b,
+        kv_read_tokens=b.kv_read_tokens + steps * b.kv_read_growth,
+        window_read_tokens=b.window_read_tokens + steps * b.window_read_growth,
+        longest_context=b.longest_context + steps,
     )
 
 
-batches = st.builds(lambda count, context: decode(count, context), st.integers(1, 256), st.integers(1, 20_000))
+batches = st.builds(
+    lambda count, context, window, growth: replace(
+        decode(count, context), window_read_tokens=count * min(context, window), window_read_growth=min(count, growth)
+    ),
+    st.integers(1, 256),
+    st.integers(1, 20_000),
+    st.integers(1, 5_000),
+    st.integers(0, 256),
+)
 models_of_cost = st.sampled_from(
     [
         cost(),
@@ -51,6 +63,8 @@ models_of_cost = st.sampled_from(
         cost(YOUTU_2B),
         cost(LLAMA_7B, A100, attention="standard"),
         cost(YOUTU_2B, A100, attention="standard"),
+        cost(GEMMA_9B),
+        cost(GEMMA_9B, A100, attention="standard"),
     ]
 )
 
@@ -96,7 +110,9 @@ def test_steps_covering_meets_a_step_end_exactly() -> None:
 
 @given(models_of_cost, batches, st.integers(0, 64), st.integers(0, 5000))
 def test_more_work_never_takes_less_time(model: RooflineCost, b: BatchShape, more: int, longer: int) -> None:
-    larger = decode(b.decode_count + more, b.longest_context + longer)
+    larger = replace(
+        decode(b.decode_count + more, b.longest_context + longer), window_read_tokens=b.window_read_tokens + more
+    )
     assert model.step_ns(larger) >= model.step_ns(b) >= 1
     prefill = BatchShape(prefill=((more + 1, longer),))
     assert model.step_ns(BatchShape(prefill=((more + 2, longer + 1),))) >= model.step_ns(prefill)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hbmtwin.kernels.weights import weight_bytes
 from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
 from hbmtwin.sim.catalog.device_table import FIGURES, spec_of
 
@@ -38,7 +39,10 @@ def config(folder: Path, text: str | bytes | None = None, **changes: Any) -> str
 
 def test_ids() -> None:
     assert devices() == ("a100-80gb", "ascend-910b2", "ascend-910b4")
-    assert models() == ("llama-2-70b", "llama-2-7b", "llama-3.1-8b", "minicpm3-4b", "youtu-llm-2b")
+    assert models() == (
+        *("command-r7b", "gemma-2-9b", "gemma-3-1b", "llama-2-70b", "llama-2-7b", "llama-3.1-8b", "minicpm3-4b"),
+        *("mistral-7b-v0.1", "olmo-3-7b", "youtu-llm-2b"),
+    )
 
 
 @pytest.mark.parametrize("name", devices())
@@ -156,7 +160,16 @@ def test_a_model_that_reads_images_is_refused_as_its_encoders_are_not_counted(tm
         ({**LATENT, "index_topk": 2048}, r"sparse attention with an index of its own \(index_topk\)"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised weights"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"sliding_window": 4096}, "layers of type sliding_window come with a later release"),
+        ({"sliding_window": "4096"}, r"sliding_window must be a whole number of tokens from 1 to \d+, not '4096'"),
+        ({"sliding_window": 0}, "sliding_window must be a whole number of tokens"),
+        ({"layer_types": ["chunked_attention"] * 32}, "layers of type chunked_attention come with a later release"),
+        ({"layer_types": ["sliding_attention"] * 32}, "sliding_window must be a whole number of tokens"),
+        ({"layer_types": ["full_attention"] * 31}, "layer_types has 31 entries for 32 num_hidden_layers"),
+        ({"sliding_window": 9, "sliding_window_pattern": 0}, "sliding_window_pattern must be a whole number"),
+        (
+            {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": -1},
+            "max_window_layers must be a whole number",
+        ),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layers of type linear_attention"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -191,7 +204,41 @@ def test_a_latent_that_vllm_does_not_cache_is_told() -> None:
 
 
 def test_a_window_that_is_switched_off_is_no_window(tmp_path: Path) -> None:
-    assert model(config(tmp_path, sliding_window=131072, use_sliding_window=False)).num_layers == 32
+    assert model(config(tmp_path, sliding_window=131072, use_sliding_window=False)).layer_windows == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "windows"),
+    [
+        ("mistral-7b-v0.1", 7_241_732_096, (4096,) * 32),
+        ("gemma-2-9b", 9_241_705_984, (4096, 0) * 21),
+        ("gemma-3-1b", 999_885_952, ((512,) * 5 + (0,)) * 4 + (512,) * 2),
+        ("command-r7b", 8_028_033_024, (4096, 4096, 4096, 0) * 8),
+        ("olmo-3-7b", 7_298_011_136, (4096, 4096, 4096, 0) * 8),
+    ],
+)
+def test_models_with_windows_have_as_many_parameters_as_published(
+    name: str, parameters: int, windows: tuple[int, ...]
+) -> None:
+    read = model(name)
+    assert read.layer_windows == windows
+    # Norms are two a layer, where models have one (Cohere) to four and norms per head (kernels/weights.py).
+    assert weight_bytes(read) / 2 == pytest.approx(parameters, rel=0.0003)
+    assert (read.window, read.num_window_layers) == (max(windows), sum(w > 0 for w in windows))
+
+
+def test_windows_in_the_words_of_a_config(tmp_path: Path) -> None:
+    types = ["sliding_attention", "full_attention"] * 16
+    assert model(config(tmp_path, layer_types=types, sliding_window=1024)).layer_windows == (1024, 0) * 16
+
+
+def test_qwen_lets_its_first_layers_see_all(tmp_path: Path) -> None:
+    read = model(config(tmp_path, sliding_window=4096, use_sliding_window=True, max_window_layers=28))
+    assert read.layer_windows == (0,) * 28 + (4096,) * 4
+
+
+def test_layer_types_win_over_a_window_that_is_given_besides(tmp_path: Path) -> None:
+    assert model(config(tmp_path, layer_types=["full_attention"] * 32, sliding_window=4096)).layer_windows == ()
 
 
 @pytest.mark.parametrize(
