@@ -13,6 +13,8 @@ from hbmtwin.sim.scenario import Scenario
 
 SHARED_KEYS = ("preset", "policy", "dtype", "v_dtype", "options")
 """Of ``[kv_cache]``: they concern every policy. Each other key concerns those whose ``Config`` has it."""
+PAGED_KEYS = ("version", "retention", "disable_hybrid_kv_cache_manager")
+"""Of ``[kv_cache]``: with ``paged`` they choose its class, and what its groups keep."""
 ALLOCATOR_KEYS = ("fit", "coalescing", "alignment_bytes", "alloc_conf")
 """Of ``[memory]``: they concern the allocators whose ``Config`` has them."""
 BATCHING_KEYS = ("batching", "bucket_tokens")
@@ -36,7 +38,7 @@ def _kv_cache(scenario: Scenario, name: str) -> str | None:
     kv = scenario.kv_cache
     if name in SHARED_KEYS:
         return None
-    if name == "version" and kv.policy == "paged":
+    if name in PAGED_KEYS and kv.policy == "paged":
         return None
     if name not in config_fields(kv_policy(scenario)):
         return f"does not concern the policy {kv.policy!r}"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hbmtwin.allocators.growth import growth_rule
 from hbmtwin.allocators.registry import Registry, UnknownPolicy, device_allocators, kv_policies
-from hbmtwin.allocators.retention import retention_rule
+from hbmtwin.allocators.retention import Forget, retention_rule
 from hbmtwin.sim.idle_settings import config_fields, idle_reason
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE, kv_policy
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
@@ -177,7 +177,12 @@ def _check_not_contiguous(scenario: Scenario) -> None:
         )
     if scenario.memory.admission == "reserve" and "admission" not in config_fields(policy):
         raise ScenarioError(f"memory.admission: {_said(scenario)} has no reserve, it admits what fits: leave it none")
-    if kv.retention != "full" and "retention" not in config_fields(policy):
+    if kv.policy == "paged" and isinstance(rule := retention_rule(kv.retention), Forget):
+        raise ScenarioError(
+            f"kv_cache.retention: {rule} drops tokens together, where a block goes as soon as all of its tokens may; "
+            f"use truncate({rule.over}), or kv_cache.policy = 'contiguous'"
+        )
+    if kv.retention != "full" and kv.policy != "paged" and "retention" not in config_fields(policy):
         raise ScenarioError(
             f"kv_cache.retention: {kv.policy} keeps every token; use full, or kv_cache.policy = 'contiguous'"
         )

@@ -7,6 +7,7 @@ range (:mod:`hbmtwin.sim.engine_rules`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from hbmtwin.allocators.caching.sizes import NPU_PAD, allocation_size, round_size
@@ -23,6 +24,7 @@ from hbmtwin.sim.engine_rules import (
     non_torch,
     rules_for,
 )
+from hbmtwin.sim.layer_groups import BlockPool, block_pool
 
 SAFE_UTILIZATION = 0.95
 """The most that is advised: above it nothing is left for what the engine allocates after its plan."""
@@ -87,6 +89,18 @@ class _Question:
     block_size: int
     other_tenant_bytes: int
     activation_bytes: int | None
+    sinks: int
+
+    @property
+    def pool(self) -> BlockPool:
+        return block_pool(
+            self.model,
+            self.layout,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            sinks=self.sinks,
+        )
 
 
 def memory_budget(
@@ -101,12 +115,14 @@ def memory_budget(
     block_size: int,
     other_tenant_bytes: int = 0,
     activation_bytes: int | None = None,
+    sinks: int = 0,
     rules: EngineRules | None = None,
 ) -> MemoryBudget:
     """Divide one device as the engine does at start: ``kv = util * total - weights - activations - non-torch``.
 
-    *layout* is that of the KV on one rank, and tells over how many ranks the model is split. *activation_bytes*
-    replaces the estimated peak, *rules* those of the device's engine. When it does not start, the reason ends with the
+    *layout* is that of the KV on one rank, and tells over how many ranks the model is split. Windows of the model's
+    layers make groups of blocks, and keep *sinks* tokens at the start besides. *activation_bytes* replaces the
+    estimated peak, *rules* those of the device's engine. When it does not start, the reason ends with the
     single changes that were tried and hold. O(1). Raise ValueError for a number out of range or a model that cannot be
     split so.
     """
@@ -122,6 +138,7 @@ def memory_budget(
         block_size,
         other_tenant_bytes,
         activation_bytes,
+        sinks,
     )
     _check(question)
     budget = _answer(question)
@@ -163,8 +180,9 @@ def _answer(q: _Question) -> MemoryBudget:
     kv = usable - weights - sum(e.bytes for e in charged)
     rest = total - usable - q.other_tenant_bytes
 
-    request_blocks = -(-q.max_model_len // q.block_size)
-    num_blocks = max(0, kv) // (q.block_size * q.layout.token_bytes)
+    pool = q.pool
+    request_blocks = pool.request_blocks(q.max_model_len)
+    num_blocks = max(0, kv) // pool.block_bytes
     lines = (
         BudgetLine("other tenants", q.other_tenant_bytes, q.other_tenant_bytes, q.other_tenant_bytes, "given"),
         BudgetLine("context", *held),
@@ -227,7 +245,7 @@ def _objection(q: _Question, b: MemoryBudget, request_blocks: int) -> str:
     if b.num_blocks < request_blocks:
         return (
             f"one request of max_model_len {q.max_model_len} needs "
-            f"{_gib(request_blocks * q.block_size * q.layout.token_bytes)} of KV and there are {_gib(b.kv_bytes)}, "
+            f"{_gib(request_blocks * q.pool.block_bytes)} of KV and there are {_gib(b.kv_bytes)}, "
             f"room for {b.kv_tokens} tokens"
         )
     if b.lines[-1].bytes < 0:
@@ -244,7 +262,7 @@ def _cures(q: _Question, b: MemoryBudget) -> str:
     utilization = min(math.floor(100 * (b.total_bytes - outside) / b.total_bytes) / 100, SAFE_UTILIZATION)
     tries = {
         f"max_model_len {length}": replace(q, max_model_len=length)
-        for length in (min((_placed_blocks(q, b) - 1) * q.block_size, q.model.max_position_embeddings),)
+        for length in (q.pool.longest_request(_placed_blocks(q, b) - 1, q.model.max_position_embeddings),)
         if 0 < length < q.max_model_len
     }
     if utilization > 0 and utilization != q.gpu_memory_utilization:
@@ -270,7 +288,7 @@ def _cures(q: _Question, b: MemoryBudget) -> str:
 def _starts(q: _Question) -> bool:
     """Whether it starts with a pool that holds one longest request beside the null block, after rounding."""
     b = _answer(q)
-    return b.fits and _placed_blocks(q, b) - 1 >= -(-q.max_model_len // q.block_size)
+    return b.fits and _placed_blocks(q, b) - 1 >= q.pool.request_blocks(q.max_model_len)
 
 
 def _placed_blocks(q: _Question, b: MemoryBudget) -> int:
@@ -278,10 +296,9 @@ def _placed_blocks(q: _Question, b: MemoryBudget) -> int:
 
     On the safe side: a segment that several tensors share is taken to hold them and nothing else.
     """
-    left = b.kv_bytes // q.layout.num_layers
-    block_bytes = [q.block_size * size for size in q.layout.tensor_bytes]
+    block_tensors = Counter(q.pool.block_tensors).items()
     for blocks in range(b.num_blocks, 0, -1):
-        if sum(_segment_share(blocks * size) for size in block_bytes) <= left:
+        if sum(count * _segment_share(blocks * size) for size, count in block_tensors) <= b.kv_bytes:
             return blocks
     return 0
 

@@ -14,7 +14,7 @@ from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import KVLayout, Tag
-from hbmtwin.allocators.registry import device_allocators
+from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.allocators.retention import retention_rule
 from hbmtwin.kernels.activations import ActivationModel
 from hbmtwin.kernels.records import CostModel, DeviceSpec, ModelShape
@@ -26,7 +26,8 @@ from hbmtwin.sim.engine import Engine, EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
 from hbmtwin.sim.idle_settings import config_fields
 from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal, scale_tensors
-from hbmtwin.sim.kv_policy import kv_policy
+from hbmtwin.sim.kv_policy import block_retention, kv_policy, with_windows
+from hbmtwin.sim.layer_groups import BlockPool, block_pool
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
@@ -66,9 +67,19 @@ class Twin:
         self.max_model_len = _max_model_len(scenario, self.model)
         self.longest_request = self._longest_request()
         self.layout = _layout(scenario, self.model, self.device)
+        self.kept_model, self.sinks = with_windows(scenario, self.model)
+        """As the KV policy keeps it: with the windows that it makes use of."""
+        _check_windows(scenario, self.model, self.kept_model)
+        read_model = self.kept_model if self.kept_model.window else self.model
+        if self.sinks:
+            read_model = replace(
+                read_model, layer_windows=(self.kept_model.window + self.sinks,) * self.model.num_layers
+            )
+        self.window = read_model.window
+        """Tokens that a layer with a window reads of a sequence; 0: there is none."""
         try:
             self.cost: CostModel = cost or RooflineCost(
-                self.model,
+                read_model,
                 self.device,
                 tensor_parallel_size=scenario.engine.tensor_parallel_size,
                 kv_token_bytes=self.layout.token_bytes,
@@ -99,18 +110,20 @@ class Twin:
         bound = retention_rule(self.scenario.kv_cache.retention).bound
         if bound is None:
             return self.max_model_len
+        in_blocks = block_retention(self.scenario) is not None  # a block table is indexed by position
         if bound > self.max_model_len:
             raise ScenarioError(
                 f"kv_cache.retention: {self.scenario.kv_cache.retention} keeps {bound} tokens, more than max_model_len "
                 f"{self.max_model_len}: keep fewer, or raise engine.max_model_len"
             )
-        return MAX_REQUEST_TOKENS
+        return self.max_model_len if in_blocks else MAX_REQUEST_TOKENS
 
     def _budget(self) -> MemoryBudget:
         s = self.scenario
         return memory_budget(
-            self.model,
+            self.kept_model,
             self.device,
+            sinks=self.sinks,
             layout=self.layout,
             gpu_memory_utilization=s.engine.gpu_memory_utilization,
             max_model_len=self.max_model_len,
@@ -123,7 +136,16 @@ class Twin:
 
     def _build_memory(self) -> None:
         s, budget = self.scenario, self.budget
-        policy: Any = kv_policy(s)
+        pool = block_pool(
+            self.kept_model,
+            self.layout,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=s.scheduler.max_num_batched_tokens,
+            sinks=self.sinks,
+        )
+        policy: Any = kv_policy(s) if pool.grouping is None else kv_policies.get("paged_groups")
+        self.token_bytes = pool.token_bytes
         settings_of_policy = config_fields(policy)
         page_bytes = min(PAGE_UNIT, s.kv_cache.page_bytes) if "page_bytes" in settings_of_policy else PAGE_UNIT
         try:
@@ -186,10 +208,12 @@ class Twin:
             "max_model_len": self.max_model_len,
             "admission": s.memory.admission,
             "limit_bytes": room,
+            "grouping": pool.grouping,
+            "max_num_batched_tokens": s.scheduler.max_num_batched_tokens,
             **s.kv_cache.options,
         }
         if "num_blocks" in settings_of_policy:
-            given.setdefault("num_blocks", self._pool_blocks(s.memory.kv_arena, settings, room))
+            given.setdefault("num_blocks", self._pool_blocks(s.memory.kv_arena, settings, room, pool))
         try:
             self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
         except (TypeError, ValueError, OutOfMemory) as error:  # what is left to go wrong are options
@@ -222,14 +246,14 @@ class Twin:
             raise DoesNotFit(replace(budget, fits=False, reason=reason)) from None
         return forward
 
-    def _pool_blocks(self, arena: str, settings: dict[str, Any], left_bytes: int) -> int:
+    def _pool_blocks(self, arena: str, settings: dict[str, Any], left_bytes: int, pool: BlockPool) -> int:
         """The most blocks whose tensors fit in *left_bytes*, found by placing them in an empty allocator of that kind.
 
         vLLM divides the bytes by the block's and lets the allocator round on top, outside its plan; here the rounding
         lies under the cap, so the pool may be a few blocks smaller than vLLM's log says. Raise DoesNotFit if one
         longest request has no room beside the null block.
         """
-        block_bytes = [self.block_size * size for size in self.layout.tensor_bytes * self.layout.num_layers]
+        block_bytes = pool.block_tensors
 
         def fits(blocks: int) -> bool:
             empty = self._allocator(arena, {**settings, "limit_bytes": left_bytes}, HbmDriver(left_bytes))
@@ -242,7 +266,7 @@ class Twin:
 
         planned = left_bytes // sum(block_bytes)
         blocks = bisect_left(range(1, planned + 1), True, key=lambda n: not fits(n))
-        longest = -(-self.max_model_len // self.block_size)
+        longest = pool.request_blocks(self.max_model_len)
         if blocks - 1 < longest:
             reason = (
                 f"one request of max_model_len {self.max_model_len} needs {longest} blocks; the pool has {blocks}, one "
@@ -264,16 +288,14 @@ class Twin:
         """Run to the end of the traffic, or to the server's death."""
         s = self.scenario
         allocators = [self.general] if self.arena is self.general else [self.general, self.arena]
-        books = Books(
-            self.driver, allocators, self.kv, static_bytes=self.static_bytes, token_bytes=self.layout.token_bytes
-        )
+        books = Books(self.driver, allocators, self.kv, static_bytes=self.static_bytes, token_bytes=self.token_bytes)
         engine = Engine(
             EngineConfig(
                 oom=legality.effective_oom(s),
                 arena_limit_bytes=self.arena_limit_bytes,
                 between_turns=s.session.between_turns,
-                drops_tokens=s.kv_cache.retention != "full",
-                window=self.model.window,
+                drops_tokens=s.kv_cache.retention != "full" and not self.window,
+                window=self.window,
                 keeps_parked="park" in self.kv.offers,
                 step_mode=step_mode or not self._may_leap(),
             ),
@@ -327,7 +349,10 @@ class Twin:
                 "basis": self.cost.basis,
                 "seed": self.scenario.seed,
                 "version": version("hbmtwin"),
-                "notes": [*legality.notes(self.scenario), *_device_notes(self.scenario, self.device)],
+                "notes": [
+                    *legality.notes(self.scenario),
+                    *_further_notes(self.scenario, self.device, self.model, self.kept_model),
+                ],
             },
             timeline=timeline,
             requests=requests,
@@ -372,10 +397,45 @@ def _layout(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLayo
     return layout
 
 
-def _device_notes(scenario: Scenario, device: DeviceSpec) -> tuple[str, ...]:
-    """Remarks that depend on whose device it is."""
+def _check_windows(scenario: Scenario, model: ModelShape, kept: ModelShape) -> None:
+    """Refuse what does not go with windows in layers. Raise ScenarioError."""
+    kv = scenario.kv_cache
+    if model.layer_windows and kv.retention != "full":
+        raise ScenarioError(
+            f"kv_cache.retention: {model.name} has sliding windows of {model.window} tokens of its own; use full, or a "
+            "model whose layers see the whole context"
+        )
+    if not kept.layer_windows:
+        return
+    whose = f"the windows of {model.name}" if model.layer_windows else f"retention = {kv.retention}"
+    cure = "set kv_cache.disable_hybrid_kv_cache_manager = true" if model.layer_windows else "use retention = full"
+    if kv.version != "0.27":
+        raise ScenarioError(
+            f"kv_cache.version: how {kv.version} shares a pool for {whose} is not known; use 0.27, or {cure}"
+        )
+    if scenario.memory.admission != "none":
+        raise ScenarioError(f"memory.admission: reserve knows no pool for {whose}; leave it none, or {cure}")
+    if not model.layer_windows and kv.enable_prefix_caching and not kv.retention.startswith("sliding_window"):
+        raise ScenarioError(
+            f"kv_cache.enable_prefix_caching: under {whose} a key would promise KV that was computed without what has "
+            "been dropped; use retention = sliding_window(w), or no prefix caching"
+        )
+
+
+def _further_notes(scenario: Scenario, device: DeviceSpec, model: ModelShape, kept: ModelShape) -> tuple[str, ...]:
+    """Remarks that depend on whose device it is, and on the layers of the model."""
     kv, engine = scenario.kv_cache, scenario.engine
     notes = kernel_notes(device.vendor, kv.dtype, kv.v_dtype, paged=kv.policy == "paged")
+    if model.layer_windows and not kept.layer_windows:
+        notes += (
+            f"{model.num_window_layers} of {model.num_layers} layers of {model.name} see {model.window} tokens only; "
+            "here they keep the whole context, and read their window",
+        )
+    if kept.layer_windows and not model.layer_windows:
+        notes += (
+            f"kv_cache.retention = {kv.retention} on paged is for research: a block goes when all of its tokens have, "
+            "positions stay what they were, and a model that was trained on the whole context answers otherwise",
+        )
     if engine.task_queue_enable == 2 and scenario.memory.activations == "per_layer" and device.vendor != "ascend":
         notes += (f"engine.task_queue_enable is Ascend's, and has no effect on {scenario.device.name}",)
     return notes

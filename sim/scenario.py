@@ -154,9 +154,13 @@ class KVCacheSection(Section):
         description="paged only: full blocks stay for later requests with the same prefix (vLLM's own default: on)",
     )
     watermark: float = Field(0.0, ge=0, lt=1, description="paged only: share of blocks kept free at admission")
+    disable_hybrid_kv_cache_manager: bool = Field(
+        False, description="paged only: layers with a sliding window keep the whole context, as vLLM's flag"
+    )
     retention: str = Field(
         "full",
-        description="contiguous only: full, truncate(n), forget(over, drop), sliding_window(w), sink_recent(sinks, n)",
+        description="contiguous: full, truncate(n), forget(over, drop), sliding_window(w), sink_recent(sinks, n); "
+        "paged: these but forget, in whole blocks (research: no engine does so to a model trained on all)",
     )
     dtype: str = Field(
         "auto", description="vLLM's kv_cache_dtype: auto, float16, bfloat16, fp8, int8_per_token_head ..."

@@ -1,0 +1,89 @@
+"""How a model's layers share the block pool of a paged policy, and how many blocks one request may need.
+
+::
+
+    all layers alike, none with a window    one table, a block has block_size slots in every layer       grouping: None
+    windows in some layers                  vLLM's hybrid KV cache manager: groups over one pool         grouping
+    windows in all layers                   one group that forgets                                       grouping
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hbmtwin.allocators.kv_groups import Grouping, LayerKV
+from hbmtwin.allocators.records import KVLayout
+from hbmtwin.kernels.records import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPool:
+    """What a block costs, and how many of them a request of full length needs."""
+
+    layout: KVLayout
+    block_size: int
+    max_num_batched_tokens: int
+    grouping: Grouping | None
+    """None: every layer sees the whole context."""
+
+    @property
+    def block_tensors(self) -> list[int]:
+        """Bytes of a block in each tensor of the pool, in the order in which they are made."""
+        if self.grouping is not None:
+            return [self.grouping.page_bytes] * self.grouping.group_length
+        return [self.block_size * size for size in self.layout.tensor_bytes * self.layout.num_layers]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, all tensors together."""
+        return sum(self.block_tensors)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in all layers, where none of it is forgotten."""
+        return self.layout.token_bytes if self.grouping is None else self.grouping.token_bytes
+
+    def request_blocks(self, max_model_len: int) -> int:
+        """Blocks of one request of *max_model_len* tokens, over all groups, by vLLM's sizing at start."""
+        if self.grouping is None:
+            return -(-max_model_len // self.block_size)
+        return sum(group.max_blocks(max_model_len, self.max_num_batched_tokens) for group in self.grouping.groups)
+
+    def longest_request(self, blocks: int, limit: int) -> int:
+        """The most tokens up to *limit* that *blocks* hold; 0 if not one fits. O(log limit)."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.request_blocks(middle) <= blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def block_pool(
+    model: ModelShape,
+    layout: KVLayout,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    sinks: int = 0,
+) -> BlockPool:
+    """The pool of *model*; its windows make groups. Layers with a window keep *sinks* tokens at the start for ever.
+
+    Raise ValueError where no common page size exists.
+    """
+    grouping = None
+    if model.layer_windows:
+        layers = [
+            LayerKV(kind="sliding_window" if window else "full", token_bytes=layout.layer_token_bytes, window=window)
+            for window in model.layer_windows
+        ]
+        from hbmtwin.allocators.form_groups import form_groups
+
+        grouping = form_groups(layers, block_size=block_size, max_model_len=max_model_len, enable_prefix_caching=False)
+        if sinks:
+            groups = tuple(replace(g, sinks=sinks if g.kind == "sliding_window" else 0) for g in grouping.groups)
+            grouping = replace(grouping, groups=groups)
+    return BlockPool(layout, block_size, max_num_batched_tokens, grouping)
