@@ -41,8 +41,9 @@ ILLEGAL: list[tuple[list[str], str]] = [
         "use it as memory.kv_arena",
     ),
     (
-        ["kv_cache.retention=truncate(9)"],
-        "kv_cache.retention: paged keeps every token; use full, or kv_cache.policy = 'contiguous'",
+        ["kv_cache.retention=forget(10, 3)"],
+        "kv_cache.retention: forget(10, 3) drops tokens together, where a block goes as soon as all of its tokens may; "
+        "use truncate(10), or kv_cache.policy = 'contiguous'",
     ),
     (
         [CONTIGUOUS, "kv_cache.retention=truncte(9)"],
