@@ -1,0 +1,446 @@
+"""SGLang's token pool: pages of tokens, and a radix tree of prefixes that running and past sequences share.
+
+::
+
+    pool tensors (K and V of each layer)   | page 0 | page 1 | ... | page num_blocks - 1 |     a page: block_size tokens
+    page 0                                 a dummy that takes the writes of padding: never handed out, never free
+    free list                              head -> 1 2 3 ...; pages are taken at the head; freed ones go to the tail
+                                           where a page is one token, else in front of the list
+    a sequence                             | the tree's pages, which it locks | its own | partly filled |
+    radix tree                             see radix_tree; nodes that nobody locks are evicted when the list runs short
+
+The rules are SGLang 0.5.23's (``TokenToKVPoolAllocator``, ``PagedTokenToKVPoolAllocator``, ``RadixCache``). What a step
+has computed of a prompt enters the tree at the end of the step, as there after the forward pass: so two equal prompts
+in one step are both computed, and the pages of the second are freed then. Two things differ. SGLang takes pages, and
+evicts for them, batch by batch, here it is sequence by sequence; and what it reserves when it admits
+(``new_token_ratio``) is a scheduler's matter: here one is admitted whose present tokens fit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hbmtwin.allocators.contract import DeviceAllocator
+from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.radix_tree import EVICTION_POLICIES, EvictionPolicy, Node, RadixTree
+from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
+from hbmtwin.allocators.registry import kv_policies
+
+TABLE_ENTRY_BYTES = 4
+"""A token's slot in ``req_to_token`` is an int32, whatever the page."""
+RETRACT_DECODE_STEPS = 20
+"""When one is preempted, the tree gives way to so many further tokens of each that stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RadixConfig:
+    """Settings of :class:`RadixPolicy`. ``num_blocks`` counts the dummy page; ``block_size`` is SGLang's page size."""
+
+    num_blocks: int
+    max_model_len: int
+    block_size: int = 1
+    """SGLang's own default; on Ascend it is 128."""
+    enable_prefix_caching: bool = False
+    """Keep the tree. SGLang does, unless told ``--disable-radix-cache``."""
+    eviction_policy: EvictionPolicy = "lru"
+    """Which leaf of the tree goes first: SGLang's ``--radix-eviction-policy``."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_blocks", 2), ("max_model_len", 1), ("block_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.eviction_policy not in EVICTION_POLICIES:
+            raise ValueError(f"eviction_policy must be one of {', '.join(EVICTION_POLICIES)}")
+
+
+_GRANTED = Granted()
+
+
+class _Table:
+    """The pages of one sequence: the first ``cached`` are the tree's, on the path of ``node``, which it locks."""
+
+    __slots__ = ("cached", "counted", "node", "pages", "prefill", "tokens")
+
+    def __init__(self, root: Node, prefill: int) -> None:
+        self.pages: list[int] = []
+        self.tokens = 0
+        """The target of the last reserve, lookahead not included."""
+        self.prefill = prefill
+        """Tokens that it came with: a step that begins below computes a chunk of them."""
+        self.node = root
+        self.cached = 0
+        self.counted = 0
+        """Tokens that it has put into the tree itself: nodes below have counted it."""
+
+
+@kv_policies.register("radix")
+class RadixPolicy:
+    """SGLang's token pool: pages that sequences share through a radix tree, which is evicted leaf by leaf.
+
+    The pool tensors are taken from the arena once, at construction (raises OutOfMemory, nothing kept), so a step never
+    asks the arena for anything. The tree is there with ``enable_prefix_caching``; a sequence that finishes or parks
+    leaves its tokens in it, one that is preempted or dropped only the prompt that it had put there.
+
+    Complexity: reserve O(pages taken), with a hit, at the end of a prefill and when a sequence ends also O(pieces of
+    its spans + its pages); horizon O(sequences + block_size * log(limit)); advance O(sequences + pages taken * log).
+    """
+
+    name: ClassVar[str] = "radix"
+    requires: ClassVar[frozenset[str]] = frozenset()
+    offers: ClassVar[frozenset[str]] = frozenset({"preempt", "reject", "prefix_cache"})
+    Config: ClassVar[type[RadixConfig]] = RadixConfig
+
+    def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: RadixConfig) -> None:
+        self.layout = layout
+        self.arena = arena
+        self.config = config
+        self._page_bytes = config.block_size * layout.token_bytes
+        self._tree = RadixTree(config.block_size, config.eviction_policy)
+        """Empty for ever without prefix caching."""
+        self._free = deque(range(1, config.num_blocks))
+        self._ended: list[int] = []
+        """Freed at the last step's end and after it, in one call (SGLang's free group): the next step finds them."""
+        self._tables: dict[int, _Table] = {}
+        self._step: dict[int, tuple[int, int]] = {}
+        """Tokens and pages before this step of each sequence reserved in it; -1 tokens if it was admitted in it."""
+        self._prefills: dict[int, tuple[KVSequence, _Table]] = {}
+        """Who computes a part of its prompt in this step."""
+        self._inserted = False
+        """Whether the last step's end put something into the tree."""
+        self._tokens = 0
+        self._handles: list[int] = []
+        try:
+            for token_bytes in layout.tensor_bytes * layout.num_layers:
+                size = config.num_blocks * config.block_size * token_bytes
+                self._handles.append(arena.malloc(size, tag=Tag.KV))
+        except OutOfMemory:
+            for handle in self._handles:
+                arena.free(handle)
+            raise
+
+    # -- room for tokens ---------------------------------------------------------------------------------------------
+
+    def lookup(self, s: KVSequence) -> int:
+        """Tokens of whole pages that the tree has of its prefix, its last token never among them; touches their nodes.
+
+        0 without prefix caching, and for a sequence without spans.
+        """
+        if not self.config.enable_prefix_caching:
+            return 0
+        return self._tree.match(s.spans, s.num_tokens - 1)[1] * self.config.block_size
+
+    def reserve(
+        self,
+        s: KVSequence,
+        new: int,
+        *,
+        hit: int = 0,
+        lookahead: int = 0,
+        admitting: bool = False,
+        others_running: bool = False,
+    ) -> Granted | Refused:
+        """Take the pages that *new* tokens behind the computed ones need, evicting what is short.
+
+        When admitting, all present tokens must fit into what is free or could be evicted once its own prefix is locked.
+        Refused leaves everything as it was. Raise ValueError for a *hit* that :meth:`lookup` does not promise.
+        """
+        if self._ended:
+            self._end_group()
+        size, longest = self.config.block_size, self.config.max_model_len
+        table = self._tables.get(s.id)
+        held = len(table.pages) if table else 0
+        room = self._room()
+        node = self._tree.root
+        if hit:
+            node = self._adoptable(s, hit)
+            held = hit // size
+            room -= self._tree.idle(node)
+        tokens = min(s.num_computed_tokens + hit + new, longest)
+        need = -(-min(tokens + lookahead, longest) // size) - held
+        if admitting:
+            whole = -(-min(s.num_tokens, longest) // size) - held
+            if whole > room:
+                return self._refused(whole, room, "the whole prompt does not fit")
+        if need > room:
+            return self._refused(need, room, "not enough free or evictable pages")
+        if table is None:
+            table = self._tables[s.id] = _Table(self._tree.root, s.num_tokens)
+            self._step[s.id] = (-1, 0)
+        else:
+            self._step.setdefault(s.id, (table.tokens, held))
+        if hit:
+            self._tree.lock(node)
+            table.node, table.cached, table.pages = node, held, self._tree.pages_of(node)
+        if need > 0:
+            table.pages += self._take(need)
+        if self.config.enable_prefix_caching and s.num_computed_tokens + hit < table.prefill:
+            self._prefills[s.id] = (s, table)
+        self._tokens += tokens - table.tokens
+        table.tokens = tokens
+        return Granted(hit) if hit else _GRANTED
+
+    def _adoptable(self, s: KVSequence, hit: int) -> Node:
+        """The node where the first *hit* tokens end. Raise ValueError if they are not there."""
+        if not self.config.enable_prefix_caching:
+            raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: this pool has no prefix cache")
+        if s.id in self._tables or s.num_computed_tokens:
+            raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: it has started already")
+        node, pages = self._tree.match(s.spans, min(hit, s.num_tokens - 1))
+        if pages * self.config.block_size != hit:
+            raise ValueError(
+                f"sequence {s.id} cannot adopt {hit} tokens: the tree has {pages} of their pages of "
+                f"{self.config.block_size} tokens"
+            )
+        return node
+
+    def _refused(self, need: int, room: int, reason: str) -> Refused:
+        return Refused(need * self._page_bytes, max(0, room) * self._page_bytes, reason)
+
+    # -- the pool ----------------------------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        """Pages that can be had: free ones, and all that could be evicted."""
+        return len(self._free) + len(self._ended) + self._tree.evictable
+
+    def _take(self, count: int) -> list[int]:
+        """The first *count* of the list; the tree gives what is short of them."""
+        self._evict_for(count)
+        pop = self._free.popleft
+        return [pop() for _ in range(count)]
+
+    def _end_group(self) -> None:
+        self._put(self._ended)
+        self._ended = []
+
+    def _evict_for(self, count: int) -> None:
+        """Evict leaves, each its own call of free, until *count* pages are free or nothing is left to evict."""
+        if count > len(self._free):
+            for pages in self._tree.evict(count - len(self._free)):
+                self._put(pages)
+
+    def _put(self, pages: Sequence[int]) -> None:
+        """One call of free, in table order."""
+        if self.config.block_size == 1:
+            self._free.extend(pages)
+        else:
+            self._free.extendleft(reversed(pages))
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def grow_layer(self, layer: int) -> None:
+        """Nothing: the pool is there already."""
+
+    def end_step(self) -> None:
+        """The step's reservations stand, and what it computed of prompts enters the tree, in running order."""
+        self._step.clear()
+        self._inserted = bool(self._prefills)
+        for s, table in self._prefills.values():
+            node, had, whole = self._insert(s, table, min(table.tokens, s.num_tokens))
+            if had > table.cached:
+                table.pages[table.cached : had] = self._tree.pages_of(node)[table.cached : had]
+            self._tree.unlock(table.node)
+            self._tree.lock(node)
+            table.node, table.cached = node, whole
+        self._prefills.clear()
+
+    def _insert(self, s: KVSequence, table: _Table, tokens: int) -> tuple[Node, int, int]:
+        """Put the whole pages of its first *tokens* into the tree, and free its own of those that were there before."""
+        node, had, whole = self._tree.insert(s.spans, tokens, table.pages, table.counted)
+        self._ended += table.pages[table.cached : had]
+        table.counted = max(table.counted, whole * self.config.block_size)
+        return node, had, whole
+
+    def abort_step(self) -> None:
+        """Give back this step's pages, to the head of the list in the order in which they were taken.
+
+        Nothing has entered the tree yet. What was evicted stays lost; adopted pages lose a lock.
+        """
+        self._prefills.clear()
+        for owner, (tokens, held) in reversed(self._step.items()):
+            table = self._tables[owner]
+            first = max(held, table.cached)
+            self._free.extendleft(reversed(table.pages[first:]))
+            del table.pages[first:]
+            self._tokens += max(tokens, 0) - table.tokens
+            table.tokens = tokens
+            if tokens < 0:
+                self._tree.unlock(table.node)
+                del self._tables[owner]
+        self._step.clear()
+
+    # -- a leap ------------------------------------------------------------------------------------------------------
+
+    def horizon(self, decoding: Sequence[KVSequence], limit: int) -> int:
+        """The most steps whose pages are free or can be evicted: neither a page boundary nor an eviction ends a leap.
+
+        Steps that only decode put nothing into the tree, and who waits is looked up in each of them to the same effect,
+        so the order of leaves is settled before they begin. Not so after a step that put something in: the look-ups of
+        the next come after that, those of the step itself came before. There the answer is 0.
+        """
+        if not decoding:
+            return limit
+        if self._inserted:
+            return 0
+        size, room = self.config.block_size, self._room()
+        if len(decoding) * -(-limit // size) <= room:
+            return limit
+        places = Counter(self._unfilled_slots(self._tables_of(decoding))).items()
+
+        def need(steps: int) -> int:
+            return sum(tables * -(-(steps - slots) // size) for slots, tables in places if slots < steps)
+
+        return bisect_right(range(1, limit + 1), room, key=need)
+
+    def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
+        """Take *k* steps at once: pages go out by (step, running order), and leaves are evicted when the list is empty.
+
+        That is what single steps do, each of whose reservations lacks one page at most. Raise ValueError, and change
+        nothing, if *k* is over the horizon.
+        """
+        if not k:
+            return
+        if k > (horizon := self.horizon(decoding, k)):
+            raise ValueError(f"{k} steps are over the horizon of {horizon}")
+        self._end_group()
+        size, longest = self.config.block_size, self.config.max_model_len
+        tables = self._tables_of(decoding)
+        steps = [min(k, longest - table.tokens) for table in tables]
+        unfilled = self._unfilled_slots(tables)
+        if size == 1 and not any(unfilled) and min(steps, default=0) == k:  # each takes one in each step
+            pages = self._take(k * len(tables))
+            for place, table in enumerate(tables):
+                table.pages += pages[place :: len(tables)]
+        else:
+            taken = [
+                (step, place)
+                for place, (slots, last) in enumerate(zip(unfilled, steps, strict=True))
+                for step in range(slots + 1, last + 1, size)
+            ]
+            for _, place in sorted(taken):
+                tables[place].pages += self._take(1)
+        for table, grown in zip(tables, steps, strict=True):
+            table.tokens += grown
+        self._tokens += sum(steps)
+
+    def _tables_of(self, sequences: Sequence[KVSequence]) -> list[_Table]:
+        tables = self._tables
+        return [tables[s.id] for s in sequences]
+
+    def _unfilled_slots(self, tables: Sequence[_Table]) -> list[int]:
+        size = self.config.block_size
+        return [len(table.pages) * size - table.tokens for table in tables]
+
+    # -- giving back -------------------------------------------------------------------------------------------------
+
+    def release(self, s: KVSequence, why: Release) -> None:
+        """FINISH and PARK put its computed tokens into the tree and free the rest; PREEMPT and DROP free all its own.
+
+        Its locks go in any case. PREEMPT also evicts, as a retraction does, until those that stay have room for 20
+        tokens each. Raise KeyError for PARK if it holds none.
+        """
+        table = self._tables.pop(s.id, None)
+        if table is None:
+            if why is Release.PARK:
+                raise KeyError(f"sequence {s.id} holds no KV that could be parked")
+            return
+        self._step.pop(s.id, None)
+        self._prefills.pop(s.id, None)
+        self._tokens -= table.tokens
+        kept = table.cached
+        if why in (Release.FINISH, Release.PARK):
+            if self.config.enable_prefix_caching:
+                kept = max(kept, self._insert(s, table, min(table.tokens, s.num_computed_tokens))[2])
+            self._ended += table.pages[kept:]
+        else:
+            self._end_group()
+            self._put(table.pages[kept:])
+        self._tree.unlock(table.node)
+        if why is Release.PREEMPT:
+            staying = len(self._tables) * RETRACT_DECODE_STEPS
+            self._evict_for(-(-staying // self.config.block_size))
+
+    # -- what this pool cannot do ------------------------------------------------------------------------------------
+
+    def fork(self, parent: KVSequence, child: KVSequence) -> Refused:
+        """Always refused: pages are shared only through the tree, where a child finds them by itself."""
+        return Refused(0, 0, "pages are shared only through the radix tree; a child must be computed anew")
+
+    def swap_out(self, s: KVSequence) -> Refused:
+        """Always refused: SGLang retracts by recomputing."""
+        return Refused(0, 0, "this pool retracts by recomputing; it does not swap")
+
+    def swap_in(self, s: KVSequence) -> Refused:
+        """Always refused, as :meth:`swap_out`."""
+        return self.swap_out(s)
+
+    # -- books -------------------------------------------------------------------------------------------------------
+
+    def take_work(self) -> Work:
+        """No work: nothing is copied or swapped."""
+        return Work()
+
+    def kept(self, tokens: int) -> int:
+        """*tokens*: nothing is dropped."""
+        return tokens
+
+    def block_ids(self, s: KVSequence) -> tuple[int, ...]:
+        """Ids of its pages in token order, empty if it holds none."""
+        table = self._tables.get(s.id)
+        return tuple(table.pages) if table else ()
+
+    def usage(self) -> KVUsage:
+        """The books, O(1). Each page and each slot counts once, however many share it; each table entry counts."""
+        tree = self._tree
+        unheld = self._room() + 1
+        shared = (tree.references - tree.locked) * self._page_bytes
+        return KVUsage(
+            token=self._tokens * self.layout.token_bytes - shared,
+            parked=0,
+            held=(self.config.num_blocks - unheld) * self._page_bytes,
+            growth_copy=0,
+            cached=tree.evictable * self._page_bytes,
+            pool=(unheld - tree.evictable) * self._page_bytes,
+            table=self._tokens * TABLE_ENTRY_BYTES,
+            shared=shared,
+        )
+
+    def walk(self) -> Iterator[KVBlock]:
+        """Every page by id, the dummy as free. A shared page is the one's who got room first.
+
+        ``token_bytes`` are those of running sequences: a cached page has none.
+        """
+        size = self.config.block_size
+        cached = {page for node in self._tree.nodes() for page in node.pages}
+        held: dict[int, tuple[int, int]] = {}
+        for owner, table in self._tables.items():
+            for index, page in enumerate(table.pages):
+                held.setdefault(page, (max(0, min(size, table.tokens - index * size)), owner))
+        for page in range(self.config.num_blocks):
+            tokens, owner = held.get(page, (0, -1))
+            state = "running" if page in held else "cached" if page in cached else "free"
+            yield KVBlock(page * self._page_bytes, self._page_bytes, tokens * self.layout.token_bytes, state, owner)
+
+    def check(self) -> None:
+        """Assert that every page but the dummy is in one place, and the books against tree, walk and arena."""
+        self._tree.check()
+        locks: Counter[Node] = Counter()
+        in_tree = [page for node in self._tree.nodes() for page in node.pages]
+        own: list[int] = []
+        for table in self._tables.values():
+            locks.update(table.node.path())
+            assert table.pages[: table.cached] == self._tree.pages_of(table.node)
+            assert table.cached * self.config.block_size <= table.tokens <= len(table.pages) * self.config.block_size
+            own += table.pages[table.cached :]
+        assert all(node.locks == locks[node] for node in self._tree.nodes())
+        assert sorted([*in_tree, *own, *self._free, *self._ended]) == list(range(1, self.config.num_blocks))
+        usage, blocks = self.usage(), list(self.walk())
+        assert usage.token == sum(block.token_bytes for block in blocks)
+        assert usage.held == sum(block.size for block in blocks if block.state == "running")
+        assert usage.cached == sum(block.size for block in blocks if block.state == "cached")
+        assert usage.pool == sum(block.size for block in blocks if block.state == "free")
+        assert usage.unfilled >= 0
+        assert self.arena.usage().requested_by_tag[Tag.KV] == self.config.num_blocks * self._page_bytes
