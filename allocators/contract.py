@@ -8,8 +8,9 @@ of it. A KV policy gives sequences room for tokens. Whoever writes a new one wri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
+from hbmtwin.allocators.prefix_cache import CacheEvent
 from hbmtwin.allocators.records import (
     AllocatorUsage,
     Granted,
@@ -290,3 +291,11 @@ class KVPolicy(Protocol):
     def check(self) -> None:
         """Assert all invariants, the books against the walk among them. O(blocks)."""
         ...
+
+
+@runtime_checkable
+class ReportsCacheEvents(Protocol):
+    """A KV policy whose prefix cache tells what happens to its keys."""
+
+    on_cache_event: Callable[[CacheEvent], None] | None
+    """Called with each event, in vLLM's order; None: nobody listens."""

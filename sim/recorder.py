@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
+from hbmtwin.allocators.prefix_cache import CacheEvent
 from hbmtwin.allocators.records import KVSequence, Tag
 from hbmtwin.sim.books import Row
 from hbmtwin.workloads.records import Request, Status
@@ -98,6 +99,7 @@ class Recorder:
     checkpoint_ns: int = 0
     steps_wanted: bool = False
     trace_wanted: bool = False
+    events_wanted: bool = False
     op_index: int = 0
     step: int = 0
     now_ns: int = 0
@@ -110,6 +112,7 @@ class Recorder:
     _map_spacing_ns: int = 0
     _steps: dict[str, list[object]] = field(default_factory=dict)
     _trace: dict[str, list[object]] = field(default_factory=dict)
+    _events: list[tuple[int, str, int, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._map_spacing_ns = self.checkpoint_ns or self.interval_ns
@@ -142,6 +145,10 @@ class Recorder:
         row = (op, id, size, stream, arg, self.step, self.now_ns, "" if tag is None else tag.name.lower(), owner)
         for column, value in zip(self._trace.values(), (*row, allocator), strict=True):
             column.append(value)
+
+    def cache_event(self, event: CacheEvent) -> None:
+        """Keep what happened to a key of the prefix cache."""
+        self._events.append((self.now_ns, event.action, event.key, event.parent, event.block, event.group))
 
     def row(self, time_ns: int, row: Row, counts: Counts, kv: KVPolicy) -> None:
         """Write a timeline row, and an address map when one is due."""
@@ -257,3 +264,11 @@ class Recorder:
     def memory_trace(self) -> pd.DataFrame | None:
         """One row an operation, None unless asked for."""
         return pd.DataFrame(self._trace) if self.trace_wanted else None
+
+    def cache_events(self) -> pd.DataFrame | None:
+        """One row a key that was stored or removed, or a reset; None unless asked for."""
+        names = ("time_ns", "action", "key", "parent", "block", "group")
+        if not self.events_wanted:
+            return None
+        kinds = {name: "str" if name == "action" else "int64" for name in names}
+        return pd.DataFrame(self._events, columns=names).astype(kinds)

@@ -1,8 +1,8 @@
 """What a run leaves behind: a summary and columns, in memory and as a directory.
 
 ``summary.json``, ``scenario.toml``, ``timeline.parquet``, ``kv_monitor.parquet`` (for other tools: ours read the
-timeline again), ``requests.parquet``, ``checkpoints.parquet``, and on demand ``steps.parquet`` and
-``memory_trace.parquet``. No wall time stands in any of them.
+timeline again), ``requests.parquet``, ``checkpoints.parquet``, and on demand ``steps.parquet``,
+``memory_trace.parquet`` and ``cache_events.parquet``. No wall time stands in any of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 from hbmtwin.sim.monitor import kv_monitor
 from hbmtwin.sim.scenario import Scenario
 
-TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace")
+TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace", "cache_events")
 MONITOR_FILE = "kv_monitor.parquet"
 REPORT_FILES = ("report.html", "plotly.min.js")
 FILES = frozenset(
@@ -50,6 +50,7 @@ class Result:
     checkpoints: pd.DataFrame
     steps: pd.DataFrame | None = None
     memory_trace: pd.DataFrame | None = None
+    cache_events: pd.DataFrame | None = None
 
     @property
     def oom(self) -> dict[str, Any] | None:

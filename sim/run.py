@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from hbmtwin.allocators.caching import ConfError
-from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
+from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, ReportsCacheEvents
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import KVLayout, Tag
@@ -184,6 +184,7 @@ class Twin:
             checkpoint_ns=round(s.results.checkpoint_s * 1e9),
             steps_wanted=s.results.steps,
             trace_wanted=s.results.memory_trace,
+            events_wanted=s.results.cache_events,
         )
         self.forward = self._loaded(self.general)
         left = granted - self.general.usage().reserved - coming
@@ -218,6 +219,13 @@ class Twin:
             self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
         except (TypeError, ValueError, OutOfMemory) as error:  # what is left to go wrong are options
             raise ScenarioError(f"kv_cache.options: {error}") from None
+        if s.results.cache_events:
+            if not isinstance(self.kv, ReportsCacheEvents):
+                raise ScenarioError(
+                    f"results.cache_events: {s.kv_cache.policy} reports none; leave it false, or use "
+                    "kv_cache.policy = 'paged' with kv_cache.enable_prefix_caching = true"
+                )
+            self.kv.on_cache_event = self.recorder.cache_event
 
     def _check_pages(self, page_bytes: int, left_bytes: int) -> None:
         """Raise DoesNotFit unless the pages of one longest request fit in *left_bytes*."""
@@ -320,6 +328,8 @@ class Twin:
         """Whether equal steps may be counted instead of taken: not where each of them is to be seen, or changes
         something that no count shows (torch's garbage collection ages cached blocks at each request)."""
         memory, results = self.scenario.memory, self.scenario.results
+        if results.cache_events:
+            return False
         if memory.activations == "none":
             return True
         collects = "garbage_collection_threshold" in memory.alloc_conf
@@ -359,6 +369,7 @@ class Twin:
             checkpoints=self.recorder.checkpoints(),
             steps=self.recorder.steps(),
             memory_trace=self.recorder.memory_trace(),
+            cache_events=self.recorder.cache_events(),
         )
 
 
