@@ -8,13 +8,16 @@
                       tensor 1: layer 3 | layer 4 | layer 5                one layer of every group
     block id          one page in each tensor; it belongs to one group at a time
 
-The rules are vLLM 0.27's (``kv_cache_utils``, ``single_type_kv_cache_manager``).
+The rules are vLLM 0.27's (``kv_cache_utils``, ``single_type_kv_cache_manager``); :mod:`hbmtwin.allocators.form_groups`
+forms the groups of a model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from hbmtwin.allocators.records import KVLayout
 
 GroupKind = Literal["full", "sliding_window", "chunked_local", "mamba"]
 MambaMode = Literal["none", "align", "all"]
@@ -31,6 +34,10 @@ class LayerKV:
     """``sliding_window``: tokens that a token attends to, itself included; ``chunked_local``: tokens of a chunk."""
     state_bytes: int = 0
     """``mamba``: of one state, whatever the number of tokens."""
+    k_bytes: int = 0
+    """Attention beside Mamba layers on Ascend: of one token's K among ``token_bytes``."""
+    conv_bytes: int = 0
+    """``mamba`` on Ascend: the convolution's part of ``state_bytes``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,26 @@ class KVGroup:
             raise ValueError(f"window belongs to sliding_window and chunked_local, and must be above 0 there: {self}")
         if self.sinks and self.kind != "sliding_window":
             raise ValueError(f"sinks belong to sliding_window groups: {self}")
+        if self.kind == "mamba" and self.token_bytes:
+            raise ValueError(f"a Mamba group keeps states, and nothing of a token: {self}")
+
+    def max_blocks(self, max_model_len: int, max_num_batched_tokens: int) -> int:
+        """Blocks of one request of *max_model_len* tokens at once, by which vLLM sizes the pool and gates admission.
+
+        A window group holds the window and the chunk that is computed, which may start inside a block; a Mamba group a
+        state, in mode ``align`` also the one that it was copied from. Mode ``all`` is counted as attention is, though a
+        running request gives its old states back.
+        """
+        if self.kind == "sliding_window":
+            sinks = -(-self.sinks // self.block_size)
+            tokens = min(self.window - 1 + max_num_batched_tokens, max_model_len)
+            return -(-tokens // self.block_size) + 1 + sinks
+        tokens = max_model_len
+        if self.kind == "chunked_local":
+            tokens = min(self.window + max_num_batched_tokens, max_model_len)
+        elif self.kind == "mamba" and self.mamba_mode != "all":
+            return (2 if self.mamba_mode == "align" else 1) + self.speculative_blocks
+        return -(-tokens // self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +109,10 @@ class Grouping:
     def token_bytes(self) -> int:
         """Of one token in all attention layers, where none of it is forgotten."""
         return sum(group.num_layers * group.token_bytes for group in self.groups)
+
+
+def one_group(layout: KVLayout, block_size: int) -> Grouping:
+    """All layers of a model without windows and states: the pool of :class:`~hbmtwin.allocators.paged.PagedPolicy`."""
+    token_bytes = layout.layer_token_bytes
+    group = KVGroup(num_layers=layout.num_layers, block_size=block_size, token_bytes=token_bytes)
+    return Grouping(groups=(group,), group_length=layout.num_layers, page_bytes=block_size * token_bytes)

@@ -272,8 +272,10 @@ class KVUsage(NamedTuple):
     """Bytes that the tokens of running sequences would take which the policy has dropped (retention)."""
     shared: int = 0
     """Bytes of running sequences' tokens in slots that ``token`` counts already for another sequence (prefix cache)."""
+    state: int = 0
+    """States of Mamba layers in blocks of running sequences: not by token, and not among ``token``."""
 
     @property
     def unfilled(self) -> int:
-        """Bytes assigned to sequences that hold no token yet."""
-        return self.held - self.token - self.parked
+        """Bytes assigned to sequences that hold no token, and no state, yet."""
+        return self.held - self.token - self.parked - self.state
