@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hbmtwin.allocators.form_groups import form_groups
 from hbmtwin.allocators.kv_groups import Grouping, LayerKV
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import ModelShape
@@ -80,8 +81,6 @@ def block_pool(
             LayerKV(kind="sliding_window" if window else "full", token_bytes=layout.layer_token_bytes, window=window)
             for window in model.layer_windows
         ]
-        from hbmtwin.allocators.form_groups import form_groups
-
         grouping = form_groups(layers, block_size=block_size, max_model_len=max_model_len, enable_prefix_caching=False)
         if sinks:
             groups = tuple(replace(g, sinks=sinks if g.kind == "sliding_window" else 0) for g in grouping.groups)
