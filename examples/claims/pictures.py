@@ -1,7 +1,7 @@
 """Draw the most telling claims: ``python examples/claims/pictures.py DIR`` writes one self-contained page each.
 
 A1: what a token costs, turn by turn. C4: what each growth rule holds beside the tokens. C5 and C6: where the free
-memory lies when a request fails.
+memory lies when a request fails. Those of paged KV are in ``pictures_paged.py``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import plotly.graph_objects as go
 from claim import GIB, MIB, simulate
 from claims_a import a1_turns
 from claims_growth import C4_RULES
+from look import finish, label
 from oom_point import copies, held_by_op, oom_point
+from pictures_paged import hit_rates, how_full, page_sizes
 from plotly.subplots import make_subplots
 
-from hbmtwin.dashboard.figures import style
-from hbmtwin.dashboard.palette import ALARM, INK, MEMORY, policy_colours
+from hbmtwin.dashboard.palette import ALARM, MEMORY, policy_colours
 
-WIDTH, HEIGHT = 1000, 560
 COPIED = "rgba(213, 94, 0, 0.2)"
 """The colour of old copies, pale."""
 
@@ -174,27 +174,6 @@ def _pieces(checkpoints: pd.DataFrame, moment_ns: int) -> list[tuple[str, int]]:
     return [(tag or "free", size) for tag, size in zip(blocks["tag"], blocks["size"], strict=True)]
 
 
-def finish(figure: go.Figure, title: str, subtitle: str, *, right: int = 20) -> go.Figure:
-    """Give a figure the common look, and the finding as its title."""
-    style(figure, HEIGHT)
-    return figure.update_layout(
-        width=WIDTH,
-        showlegend=False,
-        title={
-            "text": f"<b>{title}</b><br><span style='font-size:13px'>{subtitle}</span>",
-            "x": 0.01,
-            "y": 0.95,
-            "font_size": 18,
-        },
-        margin={"t": 80, "r": right},
-    )
-
-
-def label(figure: go.Figure, text: str, x: float, y: float, colour: str = INK, **place: object) -> None:
-    """Write beside a line, or on an area, where a legend would make the eye travel."""
-    figure.add_annotation(text=text, x=x, y=y, showarrow=False, font={"color": colour, "size": 13}, **place)
-
-
 def _band(layer: str) -> dict[str, object]:
     colour = MEMORY[layer].colour
     return {"mode": "lines", "line": {"width": 0, "color": colour}, "fillcolor": colour}
@@ -202,8 +181,11 @@ def _band(layer: str) -> dict[str, object]:
 
 PAGES: dict[str, Callable[[], go.Figure]] = {
     "claim-a1": slowing_chat,
+    "claim-a7": how_full,
+    "claim-b3": hit_rates,
     "claim-c4": growth_rules,
     "claim-c5": free_but_in_pieces,
+    "claim-c8": page_sizes,
 }
 
 

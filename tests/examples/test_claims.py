@@ -16,6 +16,8 @@ from types import ModuleType
 import pytest
 
 from hbmtwin import Scenario
+from hbmtwin.allocators.records import KVUsage
+from hbmtwin.sim.run import Twin
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ROOT / "examples" / "claims"
@@ -41,10 +43,21 @@ FOUND: dict[str, tuple[str, str]] = {
         "holds",
         "66 MiB from turn 1 on, 1/31 of A4; 40 of 40 turns lost tokens (A4: 15), the last one 6,267",
     ),
+    "A7": (
+        "holds",
+        "bytes of tokens over bytes held for KV: static 34 %, doubling 70 %, paged, pages of 128 91 %, paged, pages of "
+        "64 95 %, paged, pages of 16 99 %",
+    ),
     "A8": (
         "wrong",
         "requests held at once, two draws together: hybrid with exact 91 (for both: 90), doubling 71 (for both: 79), "
         "step 91 (for both: 99); static for both 14",
+    ),
+    "B3": (
+        "wrong",
+        "hit rate, and in brackets the most that is possible in whole pages of 128, and token by token: 10 turns 92 % "
+        "(92, 97); 4 turns 79 % (79, 91); 1 turn 0 % (0, 0); 10 turns, long questions and short answers 80 % (80, 84); "
+        "10 turns of 128 users 79 % (92, 97); 10 turns without prefix caching 0 % (92, 97)",
     ),
     "B4": (
         "holds in part",
@@ -89,6 +102,12 @@ FOUND: dict[str, tuple[str, str]] = {
         "holds in part",
         "padding among the bytes of KV, and KV at its peak: as they come 81 %, 7.55 GiB; sorted by prompt 39 %, 7.31 "
         "GiB; buckets of 256 45 %, 3.57 GiB; variable length 0 %, 0.91 GiB",
+    ),
+    "C8": (
+        "holds in part",
+        "in use: static 13 %, steps of 256 66 %, doubling 73 %; pages of 1 100.0 %, 2 99.8 %, 4 99.4 %, 8 98.4 %, 16 "
+        "96.8 %, 32 93.6 %, 64 88.1 %, 128 79.3 %, 256 66.2 %; tables at most 29,800, 14,928, 7,492, 3,780, 1,920, "
+        "992, 528, 296, 188 bytes",
     ),
     "C10": (
         "wrong",
@@ -147,9 +166,35 @@ def test_the_window_of_c11_without_recorded_traces(
     assert program.find("C11").simulated == f"{builtin}, recorded traces are not beside the repository"
 
 
+def test_of_equal_turns_the_possible_hit_rate_by_hand(program: ModuleType) -> None:
+    """Prompts of 40, 305, 570, 835 tokens, of which 0, 265, 530, 795 were there: 2, 4 and 6 whole pages of 128."""
+    most_found = sys.modules["claims_paged"].most_found
+    assert [most_found(turns, 40, 225, None) for turns in (1, 2, 3, 4)] == [0, 265 / 345, 795 / 915, 1590 / 1750]
+    assert [most_found(turns, 40, 225, 128) for turns in (1, 2, 3, 4)] == [0, 256 / 345, 768 / 915, 1536 / 1750]
+    # The last token of an answer is not computed: 128 tokens of history are no page of 128, and 129 are one.
+    assert [most_found(2, 28, answer, 128) for answer in (100, 101)] == [0, 128 / (28 + 157)]
+
+
+def test_a_page_that_is_held_is_an_entry_of_a_table_in_c8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8 counts entries from the bytes held, which is what the policy's own books say as long as nothing is shared."""
+    twin = Twin(Scenario.load(CLAIMS / "c8.toml"))
+    books, usage = [], twin.kv.usage
+
+    def watched() -> KVUsage:
+        books.append(usage())
+        return books[-1]
+
+    monkeypatch.setattr(twin.kv, "usage", watched)
+    twin.run()
+    page_bytes = 16 * twin.layout.token_bytes
+    assert all(row.table == row.held // page_bytes * 4 for row in books)
+    assert max(row.table for row in books) == 1920
+
+
 def test_every_claim_that_was_asked_for_is_there(program: ModuleType) -> None:
     assert sorted(program.CLAIMS) == sorted(FOUND)
-    assert {"A1", "A4", "A5", "A8", "B4", "B5", "B6", "C3", "C4", "C5", "C6", "C7", "C10", "C11", "C12"} <= FOUND.keys()
+    asked = "A1 A4 A5 A7 A8 B3 B4 B5 B6 C3 C4 C5 C6 C7 C8 C10 C11 C12"
+    assert set(asked.split()) <= FOUND.keys()
 
 
 def test_the_table_of_the_page_has_a_row_for_each_and_no_other(program: ModuleType) -> None:
@@ -178,7 +223,7 @@ def test_a_paragraph_for_each_claim_that_does_not_simply_hold() -> None:
 
 def test_the_pictures_are_there() -> None:
     pictures = [line.partition("](")[2].rstrip(")") for line in PAGE.splitlines() if line.startswith("![")]
-    assert pictures == ["claim-a1.png", "claim-c4.png", "claim-c5.png"]
+    assert pictures == ["claim-a7.png", "claim-a1.png", "claim-b3.png", "claim-c4.png", "claim-c5.png", "claim-c8.png"]
     for name in pictures:
         assert (ROOT / "docs" / name).read_bytes().startswith(b"\x89PNG")
 
@@ -203,5 +248,5 @@ def test_the_command_runs_what_it_is_told_in_the_three_forms() -> None:
 def test_an_unknown_claim_is_told_what_there_is() -> None:
     refused = run("Z9")
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: no claim is called Z9; there are A1, A4, A5, A8, B4, B5, B6, C3")
+    assert refused.stderr.startswith("error: no claim is called Z9; there are A1, A4, A5, A7, A8, B3, B4, B5, B6, C3")
     assert "Traceback" not in refused.stderr
