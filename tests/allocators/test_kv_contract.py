@@ -398,8 +398,9 @@ def test_work_is_told_once(policy: KVPolicy) -> None:
 def test_forking_and_swapping_answer_with_a_value(policy: KVPolicy) -> None:
     a, b = sequence(1, 64), sequence(2, 64)
     step(policy, a)
-    usage = policy.usage()
-    for answer in (policy.fork(a, b), policy.swap_out(a), policy.swap_in(a)):
+    for verb, sequences in ((policy.fork, (a, b)), (policy.swap_out, (a,)), (policy.swap_in, (a,))):
+        usage = policy.usage()
+        answer = verb(*sequences)
         if isinstance(answer, Refused):
             assert answer.reason
             assert policy.usage() == usage
