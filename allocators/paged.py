@@ -16,58 +16,24 @@ in 14 pools, caching off and on, had no difference in ids, hits or free queue. C
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import ClassVar
 
 from hbmtwin.allocators.contract import DeviceAllocator
+from hbmtwin.allocators.decode_batch import NEVER, BlockTable, DecodeBatch
 from hbmtwin.allocators.oom import OutOfMemory
-from hbmtwin.allocators.prefix_cache import NO_KEY, FreeQueue, PrefixCache
+from hbmtwin.allocators.paged_config import PagedConfig
+from hbmtwin.allocators.prefix_cache import NO_KEY, CacheEvent, FreeQueue, PrefixCache, PrefixStats
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
 from hbmtwin.allocators.registry import kv_policies
 
+__all__ = ["PagedConfig", "PagedPolicy"]
+
 TABLE_ENTRY_BYTES = 4
 """A block id in the device's table is an int32, in vLLM and in the NPU attention ops."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagedConfig:
-    """Settings of :class:`PagedPolicy`. ``num_blocks`` counts the null block, as vLLM's ``num_gpu_blocks`` does."""
-
-    num_blocks: int
-    max_model_len: int
-    block_size: int = 128
-    watermark: float = 0.0
-    """Part of the pool that admitting leaves free while others run."""
-    reserve_full_sequence: bool = True
-    """Admit a sequence only if all its present tokens fit, though a chunk of them is scheduled."""
-    enable_prefix_caching: bool = False
-    """Full blocks keep their key when they are freed, and are found again by a sequence with the same prefix."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_blocks", 2), ("max_model_len", 1), ("block_size", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if not 0.0 <= self.watermark < 1.0:
-            raise ValueError(f"watermark must be from 0 to below 1, not {self.watermark}")
-
-
 _GRANTED = Granted()
 """The same answer to every sequence in every step: making it anew was an eighth of a run."""
-
-
-class _Table:
-    """The blocks of one sequence, how many of them got a key, and its tokens: the target of the last reserve, lookahead
-    not included."""
-
-    __slots__ = ("blocks", "keyed", "tokens")
-
-    def __init__(self) -> None:
-        self.blocks: list[int] = []
-        self.keyed = 0
-        self.tokens = 0
 
 
 @kv_policies.register("paged")
@@ -90,14 +56,27 @@ class PagedPolicy:
         self.config = config
         self._block_bytes = config.block_size * layout.token_bytes
         self._watermark_blocks = int(config.watermark * config.num_blocks)
-        self._cache = PrefixCache(config.num_blocks, config.block_size) if config.enable_prefix_caching else None
-        self._free: deque[int] | FreeQueue = self._cache.free if self._cache else deque(range(1, config.num_blocks))
-        self._tables: dict[int, _Table] = {}
-        self._step: dict[int, tuple[int, int]] = {}
-        """Tokens and blocks before this step of each sequence reserved in it; (-1, 0) if it was admitted in it."""
-        self._keyed: list[tuple[_Table, int]] = []
+        self._cache: PrefixCache | None = None
+        self._free: deque[int] | FreeQueue = deque(range(1, config.num_blocks))
+        if config.enable_prefix_caching:
+            bare_first = config.frees_bare_blocks_first
+            self._cache = PrefixCache(config.num_blocks, config.block_size, bare_first=bare_first)
+            self._free = self._cache.free
+        self._tables: dict[int, BlockTable] = {}
+        self._batch: DecodeBatch | None = None
+        """Those of the last leap, until anybody reserves or is released."""
+        self._step: dict[int, int] = {}
+        """Tokens before this step of each sequence reserved in it; -1 if it was admitted in it."""
+        self._took: dict[int, int] = {}
+        """Blocks before this step of each sequence that took or adopted some in it."""
+        self._keyed: list[tuple[BlockTable, int]] = []
         """Blocks that got a key in this step, and for whom."""
         self._tokens = 0
+        self._promised = 0
+        """Blocks of all running sequences at their full length."""
+        self._stats = self._stats_before = PrefixStats()
+        """Of the run, and as they were before this step."""
+        self._preempted: set[int] = set()
         self._handles: list[int] = []
         try:
             for token_bytes in layout.tensor_bytes * layout.num_layers:
@@ -113,9 +92,16 @@ class PagedPolicy:
     def lookup(self, s: KVSequence) -> int:
         """Tokens of the full blocks that hold its prefix, its last token never among them. O(blocks found).
 
-        0 without prefix caching, and for a sequence without spans.
+        0 without prefix caching, and for a sequence without spans. Keys that are made to find them are kept until the
+        sequence is released, admitted or not.
         """
-        return len(self._cache.find(s)) * self.config.block_size if self._cache is not None else 0
+        if self._cache is None:
+            return 0
+        hit = len(self._cache.find(s)) * self.config.block_size
+        if self.config.counts_look_ups:
+            self._stats = self._stats.with_request(s.num_tokens, hit, preempted=s.id in self._preempted)
+            self._stats_before = self._stats  # a look-up counts whatever becomes of the step
+        return hit
 
     def reserve(
         self,
@@ -129,73 +115,106 @@ class PagedPolicy:
     ) -> Granted | Refused:
         """Take the blocks that *new* tokens behind the computed ones need. O(blocks taken).
 
-        When admitting, all present tokens must fit (``reserve_full_sequence``), and the watermark stays free if others
-        run. Refused leaves everything as it was. With prefix caching, a block popped from the queue loses its key, and
-        blocks that become full get theirs now, before they are computed: who is admitted next can share them.
+        When admitting, the gates of :class:`PagedConfig` must be passed. Refused leaves everything as it was. With
+        prefix caching, a block popped from the queue loses its key, and blocks that become full get theirs now, before
+        they are computed: who is admitted next can share them.
         Raise ValueError for a *hit* that :meth:`lookup` does not promise.
         """
-        size, longest = self.config.block_size, self.config.max_model_len
+        if self._batch is not None:
+            self._leave_batch()
         table = self._tables.get(s.id)
+        tokens = s.num_computed_tokens + hit + new
+        if table is not None and tokens + lookahead <= table.quiet and not admitting and not hit:
+            before = table.tokens
+            if s.id not in self._step:
+                self._step[s.id] = before
+            self._tokens += tokens - before
+            table.tokens = tokens
+            return _GRANTED
+        size, longest, cache = self.config.block_size, self.config.max_model_len, self._cache
         held = len(table.blocks) if table else 0
         free = len(self._free)
         adopted: Sequence[int] = ()
         if hit:
-            adopted, idle = self._adoptable(s, hit)
+            if cache is None:
+                raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: this pool has no prefix cache")
+            if table is not None or s.num_computed_tokens:
+                raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: it has started already")
+            adopted = cache.adoptable(s, hit)
             held = len(adopted)
-            free -= idle  # they stand in the queue, and are taken out of it
-        tokens = min(s.num_computed_tokens + hit + new, longest)
+            free -= cache.idle(adopted)  # they stand in the queue, and are taken out of it
+        tokens = min(tokens, longest)
         need = -(-min(tokens + lookahead, longest) // size) - held
         if admitting:
-            if others_running:
-                free -= self._watermark_blocks
-            if self.config.reserve_full_sequence:
-                whole = -(-min(s.num_tokens, longest) // size) - held
-                if whole > free:
-                    return self._refused(whole, free, "the whole prompt does not fit")
+            free -= self._watermark_blocks if others_running else 0
+            if (refused := self._gate(s, held, free, lookahead, others_running)) is not None:
+                return refused
         if need > free:
             return self._refused(need, free, "not enough free blocks")
         if table is None:
-            table = self._tables[s.id] = _Table()
-            self._step[s.id] = (-1, 0)
+            table = self._admitted(s, hit, lookahead, admitting)
         else:
-            self._step.setdefault(s.id, (table.tokens, held))
-        if self._cache is not None:
-            self._take_cached(self._cache, table, s, adopted, need, min(tokens, s.num_tokens) // size)
-        elif need > 0:
-            pop = self._free.popleft
+            self._step.setdefault(s.id, table.tokens)
+            if need > 0:
+                self._took.setdefault(s.id, held)
+        if cache is not None and adopted:
+            cache.touch(adopted)
+            table.blocks += adopted
+            table.keyed = len(adopted)
+            table.next_key = hit + size
+        if need > 0:
+            pop = self._free.popleft if cache is None else cache.take
             table.blocks += [pop() for _ in range(need)]
+        told = min(tokens, s.num_tokens)  # drafts get no key
+        if cache is not None and told >= table.next_key:
+            self._register(cache, table, s, told // size)
+        self._changed(table)
         self._tokens += tokens - table.tokens
         table.tokens = tokens
         return Granted(hit) if hit else _GRANTED
 
-    def _take_cached(
-        self, cache: PrefixCache, table: _Table, s: KVSequence, adopted: Sequence[int], need: int, full: int
-    ) -> None:
-        """Adopt, take *need* blocks more, and give the first *full* ones their keys."""
-        if adopted:
-            cache.touch(adopted)
-            table.blocks += adopted
-            table.keyed = len(adopted)
-        table.blocks += [cache.take() for _ in range(need)]
-        if full > table.keyed:
-            self._register(cache, table, s, full)
+    def _gate(self, s: KVSequence, held: int, free: int, lookahead: int, others_running: bool) -> Refused | None:
+        """Why *s* may not be admitted though its first chunk may fit; None if it may. O(1)."""
+        if self.config.admission == "reserve":
+            most = self._blocks_at_most(s, lookahead)
+            # What is free less what sequences lack of their full length: nobody lacks a block that others have for it.
+            rest = self.config.num_blocks - 1 - self._promised
+            rest += self._cache.shared if self._cache is not None else 0
+            rest -= self._watermark_blocks if others_running else 0
+            if most > rest:
+                return self._refused(most, rest, "its full length does not fit beside those of running sequences")
+        if self.config.admits_whole_sequences:
+            whole = -(-min(s.num_tokens, self.config.max_model_len) // self.config.block_size) - held
+            if whole > free:
+                return self._refused(whole, free, "the whole prompt does not fit")
+        return None
 
-    def _adoptable(self, s: KVSequence, hit: int) -> tuple[Sequence[int], int]:
-        """Blocks of the first *hit* tokens, and how many of them are free. Raise ValueError if they are not there."""
-        size, cache = self.config.block_size, self._cache
-        if cache is None:
-            raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: this pool has no prefix cache")
-        if s.id in self._tables or s.num_computed_tokens:
-            raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: it has started already")
-        found = cache.find(s)
-        if hit < 0 or hit % size or hit > len(found) * size:
-            raise ValueError(
-                f"sequence {s.id} cannot adopt {hit} tokens: {len(found)} blocks of {size} tokens hold its prefix"
-            )
-        adopted = found[: hit // size]
-        return adopted, cache.idle(adopted)
+    def _refused(self, need: int, free: int, reason: str) -> Refused:
+        return Refused(need * self._block_bytes, max(0, free) * self._block_bytes, reason)
 
-    def _register(self, cache: PrefixCache, table: _Table, s: KVSequence, full: int) -> None:
+    def _blocks_at_most(self, s: KVSequence, lookahead: int) -> int:
+        """Blocks of its full length: of its prompt and all that it may generate."""
+        tokens = max(s.max_tokens, s.num_tokens) + lookahead
+        return -(-min(tokens, self.config.max_model_len) // self.config.block_size)
+
+    def _admitted(self, s: KVSequence, hit: int, lookahead: int, admitting: bool) -> BlockTable:
+        """An empty table for a newcomer."""
+        next_key = NEVER if self._cache is None else self.config.block_size
+        table = self._tables[s.id] = BlockTable(next_key, self._blocks_at_most(s, lookahead))
+        self._promised += table.promised
+        self._step[s.id], self._took[s.id] = -1, 0
+        if self._cache is not None and admitting and not self.config.counts_look_ups:
+            self._stats = self._stats.with_request(s.num_tokens, hit, preempted=s.id in self._preempted)
+        return table
+
+    def _changed(self, table: BlockTable) -> None:
+        """Its blocks or keys have changed."""
+        table.settle(self.config.block_size, self.config.max_model_len)
+        if (more := len(table.blocks) - table.promised) > 0:
+            table.promised += more
+            self._promised += more
+
+    def _register(self, cache: PrefixCache, table: BlockTable, s: KVSequence, full: int) -> None:
         """Give the first *full* blocks of a table their keys, as far as its spans say what they hold."""
         keys = cache.keys.of(s, full)
         for index in range(table.keyed, min(full, len(keys))):
@@ -203,9 +222,7 @@ class PagedPolicy:
             cache.register(block, keys[index])
             self._keyed.append((table, block))
             table.keyed = index + 1
-
-    def _refused(self, need: int, free: int, reason: str) -> Refused:
-        return Refused(need * self._block_bytes, max(0, free) * self._block_bytes, reason)
+        table.next_key = (full + 1) * self.config.block_size if table.keyed == full else NEVER
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -215,7 +232,9 @@ class PagedPolicy:
     def end_step(self) -> None:
         """The step's reservations stand."""
         self._step.clear()
+        self._took.clear()
         self._keyed.clear()
+        self._stats_before = self._stats
 
     def abort_step(self) -> None:
         """Give back this step's blocks, to the head of the queue in the order in which they were taken.
@@ -224,104 +243,82 @@ class PagedPolicy:
         in the step are taken away, for nobody computes what they promise; keys that were evicted stay lost; and
         adopted blocks that are free again go to the tail of the queue, as the used ones they are.
         """
-        cache = self._cache
+        self._leave_batch()
+        cache, size, tables = self._cache, self.config.block_size, self._tables
         if cache is not None:
             for table, block in self._keyed:
                 cache.withdraw(block)
                 table.keyed -= 1
-            self._keyed.clear()
-        for owner, (tokens, held) in reversed(self._step.items()):
-            table = self._tables[owner]
+                table.next_key = (table.keyed + 1) * size
+        for owner, held in reversed(self._took.items()):
+            blocks = tables[owner].blocks
             if cache is None:
-                self._free.extendleft(reversed(table.blocks[held:]))
+                self._free.extendleft(reversed(blocks[held:]))
             else:
-                self._undo(cache, table.blocks[held:])
-            del table.blocks[held:]
+                cache.take_back(blocks[held:])
+            del blocks[held:]
+        for owner, tokens in self._step.items():
+            table = tables[owner]
             self._tokens += max(tokens, 0) - table.tokens
             table.tokens = tokens
+            table.settle(size, self.config.max_model_len)
             if tokens < 0:
-                del self._tables[owner]
-        self._step.clear()
-
-    def _undo(self, cache: PrefixCache, blocks: list[int]) -> None:
-        """Adopted blocks have a key, and are let go last one first; taken ones return to where they came from."""
-        cache.put_back([block for block in reversed(blocks) if cache.key_of[block] != NO_KEY])
-        cache.put_back([block for block in blocks if cache.key_of[block] == NO_KEY])
+                self._promised -= tables.pop(owner).promised
+        self._stats = self._stats_before
+        self.end_step()
 
     # -- a leap ------------------------------------------------------------------------------------------------------
 
     def horizon(self, decoding: Sequence[KVSequence], limit: int) -> int:
         """The most steps whose blocks are all free now: a block boundary does not end a leap.
 
-        O(sequences + block_size * log(limit)), O(1) when blocks are plenty. ``max_model_len`` is the scheduler's
-        business and not looked at.
+        O(1) when blocks are plenty, else O(block_size * log(block_size)), and O(sequences) for a list that it has not
+        seen since anybody reserved. ``max_model_len`` is the scheduler's business and not looked at.
         """
-        size, free, count = self.config.block_size, len(self._free), len(decoding)
-        if count * -(-limit // size) <= free:
+        free = len(self._free)
+        if len(decoding) * -(-limit // self.config.block_size) <= free:
             return limit
-        unfilled = self._unfilled_slots(self._tables_of(decoding))
-        places = Counter(unfilled).items()
-
-        def need(steps: int) -> int:
-            return sum(tables * -(-(steps - slots) // size) for slots, tables in places if slots < steps)
-
-        # Between as many steps as fit if no slot is free now and if the last blocks may stay unfilled.
-        low = free // count * size
-        high = min(limit, (free * size + sum(unfilled)) // count)
-        return low + bisect_right(range(low + 1, high + 1), free, key=need)
+        return self._batch_of(decoding).horizon(free, limit)
 
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
         """Take *k* steps at once: blocks go out, and get their keys, by (step, running order), as in single steps.
 
-        Raise ValueError, and change nothing, if *k* is over the horizon. O(sequences + blocks taken * log).
+        O(block_size + blocks taken * log(block_size)), and O(sequences) for a new list, as :meth:`horizon`.
+        Raise ValueError, and change nothing, if *k* is over the horizon or leads past ``max_model_len``.
         """
         if not k:
             return
+        batch = self._batch_of(decoding)
+        if (need := batch.need(k)) > len(self._free):
+            raise ValueError(f"{k} steps need {need} blocks and {len(self._free)} are free: over the horizon")
+        if (longest := batch.longest + k) > self.config.max_model_len:
+            raise ValueError(f"{k} steps lead to {longest} tokens, past max_model_len {self.config.max_model_len}")
         self.end_step()
-        size, longest = self.config.block_size, self.config.max_model_len
-        tables = self._tables_of(decoding)
-        taken: list[tuple[int, int]] = []
-        for place, (table, slots) in enumerate(zip(tables, self._unfilled_slots(tables), strict=True)):
-            if slots < k:
-                last = min(k, longest - table.tokens)
-                taken += [(step, place) for step in range(slots + 1, last + 1, size)]
-        if len(taken) > len(self._free):
-            raise ValueError(f"{k} steps need {len(taken)} blocks and {len(self._free)} are free: over the horizon")
         cache = self._cache
         pop = self._free.popleft if cache is None else cache.take
-        for _, place in sorted(taken):
-            tables[place].blocks.append(pop())
-        if cache is not None:
-            self._register_by_steps(cache, decoding, tables, k)
-        before = sum([table.tokens for table in tables])
-        for table in tables:
-            table.tokens = min(table.tokens + k, longest)
-        self._tokens += sum([table.tokens for table in tables]) - before
-
-    def _register_by_steps(
-        self, cache: PrefixCache, decoding: Sequence[KVSequence], tables: Sequence[_Table], k: int
-    ) -> None:
-        """Keys of blocks that fill in *k* steps. Among equal keys the first given counts, hence the order.
-
-        A key goes to a block that is held, so that which blocks were taken in between does not matter.
-        """
-        size, longest = self.config.block_size, self.config.max_model_len
-        filling = [
-            (max(1, full * size - table.tokens), place, full)
-            for place, table in enumerate(tables)
-            for full in range(table.keyed + 1, min(table.tokens + k, longest) // size + 1)
-        ]
-        for _, place, full in sorted(filling):
-            self._register(cache, tables[place], decoding[place], full)
+        for place, fills in batch.go(k):
+            table = batch.tables[place]
+            if not fills:
+                table.blocks.append(pop())
+            elif cache is not None:
+                self._register(cache, table, decoding[place], table.keyed + 1)
+            self._changed(table)
         self._keyed.clear()
+        self._tokens += k * len(decoding)
 
-    def _tables_of(self, sequences: Sequence[KVSequence]) -> list[_Table]:
-        tables = self._tables
-        return [tables[s.id] for s in sequences]
+    def _batch_of(self, decoding: Sequence[KVSequence]) -> DecodeBatch:
+        """The batch of the last leap if this is its list, else a new one. Raise KeyError for who holds nothing."""
+        batch = self._batch
+        if batch is None or batch.decoding is not decoding:
+            self._leave_batch()
+            tables = self._tables
+            batch = self._batch = DecodeBatch(decoding, [tables[s.id] for s in decoding], self.config.block_size)
+        return batch
 
-    def _unfilled_slots(self, tables: Sequence[_Table]) -> list[int]:
-        size = self.config.block_size
-        return [len(table.blocks) * size - table.tokens for table in tables]
+    def _leave_batch(self) -> None:
+        if self._batch is not None:
+            self._batch.fold()
+            self._batch = None
 
     # -- giving back -------------------------------------------------------------------------------------------------
 
@@ -331,20 +328,27 @@ class PagedPolicy:
         With prefix caching those that others share stay, and those without a key go to the head of the queue.
         Raise KeyError for PARK if it holds none.
         """
+        self._leave_batch()
         table = self._tables.pop(s.id, None)
         cache = self._cache
-        if cache is not None and why is not Release.PREEMPT:
-            cache.keys.forget(s.id)
+        if cache is not None:
+            if why is Release.PREEMPT:
+                self._preempted.add(s.id)
+            else:
+                self._preempted.discard(s.id)
+                cache.keys.forget(s.id)
         if table is None:
             if why is Release.PARK:
                 raise KeyError(f"sequence {s.id} holds no KV that could be parked")
             return
         self._step.pop(s.id, None)
+        self._took.pop(s.id, None)
         if cache is None:
             self._free.extend(reversed(table.blocks))
         else:
             cache.put_back(table.blocks[::-1])
         self._tokens -= table.tokens
+        self._promised -= table.promised
 
     def reset_prefix_cache(self) -> bool:
         """Forget all keys, if no sequence holds a block; the queue keeps its order. False, and nothing, otherwise."""
@@ -363,6 +367,22 @@ class PagedPolicy:
     def swap_in(self, s: KVSequence) -> Refused:
         """Always refused, as :meth:`swap_out`."""
         return self.swap_out(s)
+
+    # -- what happened to prefixes -----------------------------------------------------------------------------------
+
+    @property
+    def on_cache_event(self) -> Callable[[CacheEvent], None] | None:
+        """Called for every key that a block gets or loses, in vLLM's order; never without prefix caching."""
+        return self._cache.observer if self._cache is not None else None
+
+    @on_cache_event.setter
+    def on_cache_event(self, observer: Callable[[CacheEvent], None] | None) -> None:
+        if self._cache is not None:
+            self._cache.observer = observer
+
+    def prefix_stats(self) -> PrefixStats:
+        """Queried and found tokens so far, as ``version`` counts them; all 0 without prefix caching."""
+        return self._stats
 
     # -- books -------------------------------------------------------------------------------------------------------
 
@@ -403,6 +423,8 @@ class PagedPolicy:
         ``token_bytes`` are those of running sequences: a cached block has none.
         """
         size, cache = self.config.block_size, self._cache
+        if self._batch is not None:
+            self._batch.fold()
         held: dict[int, tuple[int, int]] = {}
         for owner, table in self._tables.items():
             for index, block in enumerate(table.blocks):
@@ -415,19 +437,15 @@ class PagedPolicy:
 
     def check(self) -> None:
         """Assert that every block but the null one is in one place, and the books against the walk and the arena."""
-        held: Collection[int] = [block for table in self._tables.values() for block in table.blocks]
+        usage, blocks, tables = self.usage(), list(self.walk()), self._tables.values()
+        held: Collection[int] = [block for table in tables for block in table.blocks]
         if self._cache is not None:
-            self._cache.check([table.blocks for table in self._tables.values()])
-            for table in self._tables.values():
-                keys = [self._cache.key_of[block] for block in table.blocks]
-                assert NO_KEY not in keys[: table.keyed]
-                assert all(key == NO_KEY for key in keys[table.keyed :])
-                assert table.keyed * self.config.block_size <= table.tokens
+            self._cache.check([(table.blocks, table.keyed) for table in tables])
             held = set(held)
         assert sorted([*held, *self._free]) == list(range(1, self.config.num_blocks))
-        for table in self._tables.values():
-            assert 0 <= table.tokens <= len(table.blocks) * self.config.block_size
-        usage, blocks = self.usage(), list(self.walk())
+        for table in tables:
+            table.check(self.config.block_size, self.config.max_model_len)
+        assert self._promised == sum(table.promised for table in tables)
         assert usage.token == sum(block.token_bytes for block in blocks)
         assert usage.held == sum(block.size for block in blocks if block.state == "running")
         assert usage.cached == sum(block.size for block in blocks if block.state == "cached")

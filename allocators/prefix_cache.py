@@ -38,6 +38,27 @@ class CacheEvent(NamedTuple):
     group: int = 0
 
 
+class PrefixStats(NamedTuple):
+    """vLLM's ``PrefixCacheStats``: tokens asked for and found. Requests that were preempted before stand apart, and are
+    left out of the hit rate."""
+
+    requests: int = 0
+    queries: int = 0
+    """Tokens of those requests."""
+    hits: int = 0
+    """Those of them that were found."""
+    preempted_requests: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def with_request(self, tokens: int, hit: int, *, preempted: bool) -> PrefixStats:
+        """One request more."""
+        requests, queries, hits, *again = self
+        if preempted:
+            return PrefixStats(requests, queries, hits, again[0] + 1, again[1] + tokens, again[2] + hit)
+        return PrefixStats(requests + 1, queries + tokens, hits + hit, *again)
+
+
 class FreeQueue:
     """A deque of block ids from which any one can be taken in O(1)."""
 
@@ -103,6 +124,16 @@ class PrefixCache:
             found.append(next(iter(blocks)))
         return found
 
+    def adoptable(self, s: KVSequence, hit: int) -> list[int]:
+        """Blocks of its first *hit* tokens. Raise ValueError if they are not there."""
+        found = self.find(s)
+        if hit < 0 or hit % self.block_size or hit > len(found) * self.block_size:
+            raise ValueError(
+                f"sequence {s.id} cannot adopt {hit} tokens: {len(found)} blocks of {self.block_size} tokens hold its "
+                "prefix"
+            )
+        return found[: hit // self.block_size]
+
     def idle(self, blocks: Iterable[int]) -> int:
         """How many of them nobody refers to: they stand in the free queue."""
         refs = self.refs
@@ -159,21 +190,31 @@ class PrefixCache:
     def put_back(self, blocks: Sequence[int]) -> None:
         """One reference less to each in this order. Of those without any left, ones with a key go to the tail in this
         order and ones without a key to the head, in this order too (to the tail with the others in older releases)."""
-        keyed, bare = [], []
+        idle = self._unreferred(blocks)
+        if not self.bare_first:
+            self.free.extend(idle)
+            return
+        self.free.extend([block for block in idle if self.key_of[block] != NO_KEY])
+        self.free.extendleft([block for block in reversed(idle) if self.key_of[block] == NO_KEY])
+
+    def take_back(self, blocks: Sequence[int]) -> None:
+        """Undo a step that gave a sequence these: adopted ones have a key, and are let go last one first; taken ones
+        return to the head of the queue, where they came from."""
+        self.free.extend(self._unreferred([block for block in reversed(blocks) if self.key_of[block] != NO_KEY]))
+        taken = self._unreferred([block for block in blocks if self.key_of[block] == NO_KEY])
+        self.free.extendleft(reversed(taken))
+
+    def _unreferred(self, blocks: Sequence[int]) -> list[int]:
+        """Drop a reference of each; those that have none left."""
+        idle = []
         for block in blocks:
             self.refs[block] -= 1
             if self.refs[block]:
                 self.shared -= 1
-            elif self.key_of[block] != NO_KEY:
-                keyed.append(block)
             else:
-                bare.append(block)
-        self.cached += len(keyed)
-        if not self.bare_first:
-            self.free.extend([block for block in blocks if not self.refs[block]])
-            return
-        self.free.extend(keyed)
-        self.free.extendleft(reversed(bare))
+                idle.append(block)
+                self.cached += self.key_of[block] != NO_KEY
+        return idle
 
     def clear(self) -> bool:
         """Drop every key if every block is free, the queue keeps its order; else nothing, and False."""
@@ -187,12 +228,14 @@ class PrefixCache:
             observer(CacheEvent("cleared"))
         return True
 
-    def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Assert the invariants of references, keys and queue. O(blocks)."""
+    def check(self, tables: Iterable[tuple[Sequence[int], int]]) -> None:
+        """Assert the invariants of references, keys and queue, for tables of which the first so many have keys.
+        O(blocks)."""
         counted = [0] * len(self.refs)
-        for table in tables:
+        for table, keyed in tables:
             for block in table:
                 counted[block] += 1
+            assert all((self.key_of[block] != NO_KEY) == (index < keyed) for index, block in enumerate(table))
         assert counted == self.refs
         free = list(self.free)
         assert sorted(free) == [block for block in range(1, len(self.refs)) if not self.refs[block]]

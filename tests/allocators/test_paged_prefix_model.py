@@ -79,7 +79,7 @@ class NaivePool:
         table = list(self.tables.get(s.id, []))
         watermark = int(self.config.watermark * self.config.num_blocks) if admitting and others_running else 0
         unused = len([block for block in hits if self.refs[block] == 0])
-        if admitting and self.config.reserve_full_sequence:
+        if admitting and self.config.reserve_full_sequence is not False:
             need = blocks_for(min(s.num_tokens, longest), size) - len(table) - len(hits) + unused
             if need + watermark > len(self.free):
                 return False
@@ -407,10 +407,14 @@ def test_a_planted_bug_in_the_cache_is_noticed(broken: type[PrefixCache], monkey
 
 
 class LeapsKeysSequenceBySequence(PagedPolicy):
-    def _register_by_steps(self, cache: PrefixCache, decoding: Sequence[KVSequence], *rest: object) -> None:
-        tables, k = rest
-        for s, table in zip(decoding, tables, strict=True):
-            super()._register_by_steps(cache, [s], [table], k)
+    def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
+        late = []
+        self._register = lambda cache, table, s, full: late.append((decoding.index(s), cache, table, s))
+        super().advance(decoding, k)
+        del self._register
+        for _, cache, table, s in sorted(late, key=lambda call: call[0]):
+            self._register(cache, table, s, table.keyed + 1)
+            self._changed(table)
 
 
 class KeepsKeysOfAnAbortedStep(PagedPolicy):
