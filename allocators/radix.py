@@ -279,16 +279,18 @@ class RadixPolicy:
 
         Steps that only decode put nothing into the tree, and who waits is looked up in each of them to the same effect,
         so the order of leaves is settled before they begin. Not so after a step that put something in: the look-ups of
-        the next come after that, those of the step itself came before. There the answer is 0.
+        the next come after that, those of the step itself came before. There the answer is 0, as for the last token of
+        a prompt, which is still to be put in. O(sequences + block_size * log(limit)).
         """
         if not decoding:
             return limit
-        if self._inserted:
+        tables = self._tables_of(decoding)
+        if self.config.enable_prefix_caching and (self._inserted or any([t.tokens < t.prefill for t in tables])):
             return 0
         size, room = self.config.block_size, self._room()
         if len(decoding) * -(-limit // size) <= room:
             return limit
-        places = Counter(self._unfilled_slots(self._tables_of(decoding))).items()
+        places = Counter(self._unfilled_slots(tables)).items()
 
         def need(steps: int) -> int:
             return sum(tables * -(-(steps - slots) // size) for slots, tables in places if slots < steps)

@@ -215,7 +215,7 @@ class RadixTree:
         return sum([len(each.pages) for each in node.path() if not each.locks])
 
     def nodes(self) -> Iterator[Node]:
-        """All but the root, parents before children, in order of insertion. O(nodes)."""
+        """All but the root, parents before children. O(nodes)."""
         waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
