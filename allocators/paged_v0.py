@@ -13,7 +13,7 @@ The rules, read in v0's ``core/block_manager.py`` (commit 006a839) and ``core/bl
   subtracted. ``n - R < watermark``: never; ``free - R >= watermark``: ok; else later.
 - *Decode* goes on if the blocks that unseen tokens touch are free, one each, though most need no new block: a sequence
   in the middle of a block needs a free one. For samples of one prompt that is asked of all together
-  (:meth:`PagedV0Policy.can_append_slots`). The watermark does not count here.
+  (:meth:`PagedV0Policy.append_refusal`). The watermark does not count here.
 - *Swapping* copies whole blocks. What samples share is copied for each of them, and is not shared any more when it
   comes back, unless prefix caching finds it. Full and touched blocks must be free there, and on the device the
   watermark must stay free.
@@ -129,10 +129,15 @@ class PagedV0Policy:
         """Whether the whole prompt may come in; of a preempted sequence its output, too. O(1)."""
         return self._status(self._blocks_for(s.num_tokens))
 
-    def can_append_slots(self, sequences: Sequence[KVSequence]) -> bool:
-        """Whether the samples of one prompt may all go on: a free block for each block that they touch. O(samples)."""
+    def append_refusal(self, sequences: Sequence[KVSequence]) -> Refused | None:
+        """Why the samples of one prompt may not all go on, None if they may: a free block for each that they touch.
+
+        v0's ``can_append_slots``. O(samples).
+        """
         touched = sum(self._touched(self._tables.of[s.id].seen, s.num_tokens) for s in sequences)
-        return touched <= self._pool.free
+        if touched <= self._pool.free:
+            return None
+        return self._refused(touched, self._pool.free, "fewer blocks are free than the samples touch")
 
     def reserve(
         self,

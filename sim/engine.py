@@ -222,7 +222,8 @@ class Engine:
         self._advance(plan, k - done)
         self.forward.repeat(k - 1)
         self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted)
-        for s, new in plan.scheduled if k == 1 else ():  # leaps of more than one step hold no first token
+        sampled = chain(plan.scheduled, ((s, 0) for s in plan.forked))
+        for s, new in sampled if k == 1 else ():  # leaps of more than one step hold no first token
             times = self._live[s.id]
             if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
                 times.first_token_ns = now

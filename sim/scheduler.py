@@ -69,6 +69,8 @@ class Plan:
     """Those of ``scheduled`` that compute exactly their last token."""
     padding_tokens: int = 0
     """How many of the tokens that each step of the plan computes are padding."""
+    forked: list[KVSequence] = field(default_factory=list)
+    """Newcomers that share the prompt of one of ``scheduled``, and get their first token with it; they compute none."""
     admitted: list[Admitted] = field(default_factory=list)
     preempted: list[KVSequence] = field(default_factory=list)
     rejected: list[tuple[Request, str]] = field(default_factory=list)
@@ -88,6 +90,8 @@ class SchedulerConfig:
     """Of ``static_batch``: which requests share a batch, and whether they are padded to its longest."""
     bucket_tokens: int = 256
     """Width of a bucket of prompt lengths."""
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    """Of ``vllm_v0``: ``auto`` swaps out a prompt with several samples that run, and recomputes one with a single."""
 
 
 class Scheduler(Protocol):
@@ -215,13 +219,14 @@ class QueueScheduler(ABC):
             return
         output = min(r.output_tokens, r.max_tokens)
         # The whole output stream stands in the spans from the start; policies cut them at num_tokens.
-        spans = (*r.spans, (output_stream(r.session, r.turn), 0, output))
+        spans = (*r.spans, (output_stream(r.session, r.turn, r.sample), 0, output))
         sequence = KVSequence(
             id=r.id,
             session=r.session,
             turn=r.turn,
             num_tokens=r.prompt_tokens,
             max_tokens=r.prompt_tokens + r.max_tokens,
+            sample=r.sample,
             spans=spans,
         )
         entry = Entry(r, sequence, r.prompt_tokens + output)

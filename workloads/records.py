@@ -44,6 +44,8 @@ class Request:
     tenant: int = 0
     has_next: bool = False
     """Whether a further turn of this session will follow, where that is known beforehand."""
+    sample: int = 0
+    """Which answer to the same prompt this is, from 0: samples share session, turn, prompt and arrival."""
 
 
 def output_stream(session: int, turn: int, sample: int = 0) -> str:
