@@ -285,7 +285,7 @@ class RadixPolicy:
         if not decoding:
             return limit
         tables = self._tables_of(decoding)
-        if self.config.enable_prefix_caching and (self._inserted or any([t.tokens < t.prefill for t in tables])):
+        if self.config.enable_prefix_caching and (self._inserted or any(t.tokens < t.prefill for t in tables)):
             return 0
         size, room = self.config.block_size, self._room()
         if len(decoding) * -(-limit // size) <= room:
