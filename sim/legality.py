@@ -172,8 +172,8 @@ def _check_not_contiguous(scenario: Scenario) -> None:
         "prefix_cache" in policy.offers and kv.enable_prefix_caching
     ):
         raise ScenarioError(
-            "session.between_turns: prefix_cache needs kv_cache.policy = 'paged' with kv_cache.enable_prefix_caching = "
-            "true; use drop"
+            "session.between_turns: prefix_cache needs kv_cache.policy = 'paged' or 'radix' with "
+            "kv_cache.enable_prefix_caching = true; use drop"
         )
     if scenario.memory.admission == "reserve" and "admission" not in config_fields(policy):
         raise ScenarioError(f"memory.admission: {_said(scenario)} has no reserve, it admits what fits: leave it none")

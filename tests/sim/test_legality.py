@@ -78,8 +78,8 @@ ILLEGAL: list[tuple[list[str], str]] = [
     (["calibration.profile=a.json"], "calibration.profile: 'a.json' is not in this release; leave it out"),
     (
         ["session.between_turns=prefix_cache"],
-        "session.between_turns: prefix_cache needs kv_cache.policy = 'paged' with kv_cache.enable_prefix_caching = "
-        "true; use drop",
+        "session.between_turns: prefix_cache needs kv_cache.policy = 'paged' or 'radix' with "
+        "kv_cache.enable_prefix_caching = true; use drop",
     ),
     (
         [CONTIGUOUS, "session.between_turns=prefix_cache"],
