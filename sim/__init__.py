@@ -3,6 +3,6 @@
 Importing this package registers the schedulers that it brings.
 """
 
-from hbmtwin.sim import continuous, static_batch
+from hbmtwin.sim import continuous, static_batch, vllm_v0
 
-__all__ = ["continuous", "static_batch"]
+__all__ = ["continuous", "static_batch", "vllm_v0"]

@@ -56,6 +56,8 @@ def _memory(scenario: Scenario, name: str) -> str | None:
 
 
 def _scheduler(scenario: Scenario, name: str) -> str | None:
+    if name == "preemption_mode" and scenario.scheduler.policy != "vllm_v0":
+        return "concerns the scheduler 'vllm_v0' only"
     if name not in BATCHING_KEYS or scenario.scheduler.policy == "static_batch":
         return None
     return "concerns the scheduler 'static_batch' only"

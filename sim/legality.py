@@ -43,6 +43,8 @@ def check(scenario: Scenario) -> None:
             f"memory.general: {scenario.memory.general!r} takes one region at start and cannot hold the weights "
             "beside another arena; use it as memory.kv_arena"
         )
+    _check_release(scenario)
+    _check_samples(scenario)
     arena = device_allocators.get(scenario.memory.kv_arena)
     policy = kv_policy(scenario)
     missing = policy.requires - arena.features
@@ -95,6 +97,12 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
         found.append(
             f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens} is less than max_num_seqs = "
             f"{scheduler.max_num_seqs}: vLLM refuses to start so; here a step serves the first of the running sequences"
+        )
+    longest = scenario.engine.max_model_len
+    if scheduler.policy == "vllm_v0" and (longest is None or longest > scheduler.max_num_batched_tokens):
+        found.append(
+            f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens} rejects longer prompts, and longer "
+            "requests once they are preempted: v0 refuses to start with less than max_model_len"
         )
     if memory.activations == "per_layer" and memory.activation_bytes is not None:
         found.append(
@@ -235,6 +243,48 @@ def _named_by_users(scenario: Scenario) -> None:
 def _said(scenario: Scenario) -> str:
     kv = scenario.kv_cache
     return f"{kv.policy} of {kv.version}" if kv.policy == "paged" else kv.policy
+
+
+def _check_release(scenario: Scenario) -> None:
+    """The old engine's blocks and its scheduler speak to each other, and to nobody else."""
+    kv, scheduler = scenario.kv_cache, scenario.scheduler
+    of_v0 = kv.policy == "paged" and kv.version == "v0"
+    if of_v0 and scheduler.policy != "vllm_v0":
+        raise ScenarioError(
+            f"scheduler.policy: {scheduler.policy!r} does not know the rules of kv_cache.version = 'v0'; use vllm_v0, "
+            "or a later version"
+        )
+    if scheduler.policy == "vllm_v0" and not of_v0:
+        raise ScenarioError(
+            f"scheduler.policy: 'vllm_v0' swaps and forks blocks, which {_said(scenario)} does not; use continuous, or "
+            "kv_cache.policy = 'paged' with kv_cache.version = 'v0'"
+        )
+
+
+def _check_samples(scenario: Scenario) -> None:
+    """Refuse samples where turns follow, and where v0 could not run them."""
+    w, samples, scheduler = scenario.workload, scenario.workload.samples, scenario.scheduler
+    if samples == 1:
+        return
+    why = f"workload.samples: {samples} answers to a prompt leave no one answer to go on with; "
+    if w.trace is None and w.users is not None:
+        raise ScenarioError(f"{why}give workload.request_rate instead of workload.users, or samples = 1")
+    if w.trace is None and scenario.session.turns != 1:
+        raise ScenarioError(f"{why}set session.turns = 1, or samples = 1")
+    if scenario.session.between_turns == "keep":
+        raise ScenarioError(f"{why}set session.between_turns = 'drop', or samples = 1")
+    if scheduler.policy != "vllm_v0":
+        return
+    if samples > scheduler.max_num_seqs:
+        raise ScenarioError(
+            f"workload.samples: {samples} of a prompt run together in v0, and scheduler.max_num_seqs is "
+            f"{scheduler.max_num_seqs}; raise that, or take fewer"
+        )
+    if scheduler.preemption_mode == "recompute":
+        raise ScenarioError(
+            "scheduler.preemption_mode: recompute is for single sequences, v0 stops where a prompt has several "
+            "samples; use auto or swap"
+        )
 
 
 def _later(scenario: Scenario) -> None:

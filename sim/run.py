@@ -100,6 +100,7 @@ class Twin:
             oom=legality.effective_oom(scenario),
             batching=scenario.scheduler.batching,
             bucket_tokens=scenario.scheduler.bucket_tokens,
+            preemption_mode=scenario.scheduler.preemption_mode,
         )
         make_scheduler: Any = schedulers.get(scenario.scheduler.policy)
         self.scheduler: Scheduler = make_scheduler(config)
@@ -203,7 +204,8 @@ class Twin:
         room = min(left, self.arena_limit_bytes)  # a region is cut to whole pages
         if "page_bytes" in settings_of_policy:
             self._check_pages(s.kv_cache.page_bytes, left)
-        given = {name: getattr(s.kv_cache, name) for name in type(s.kv_cache).model_fields}
+        settings_given = {name: getattr(s.kv_cache, name) for name in type(s.kv_cache).model_fields}
+        given = {name: value for name, value in settings_given.items() if value is not None}  # else the policy's own
         given |= {
             "block_size": self.block_size,
             "max_model_len": self.max_model_len,

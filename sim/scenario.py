@@ -98,6 +98,9 @@ class SchedulerSection(Section):
         "padded", description="static_batch only: who shares a batch, and whether to pad to its longest"
     )
     bucket_tokens: int = Field(256, ge=1, description="static_batch, buckets: width of a bucket of prompt lengths")
+    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
+        "auto", description="vllm_v0 only: how requests give way; auto: swap where several samples of a prompt run"
+    )
 
 
 class MemorySection(Section):
@@ -153,7 +156,12 @@ class KVCacheSection(Section):
         False,
         description="paged only: full blocks stay for later requests with the same prefix (vLLM's own default: on)",
     )
-    watermark: float = Field(0.0, ge=0, lt=1, description="paged only: share of blocks kept free at admission")
+    watermark: float | None = Field(
+        None, ge=0, lt=1, description="paged only: share of blocks kept free at admission; default: 0, of v0 0.01"
+    )
+    swap_space_bytes: Bytes = Field(
+        4 << 30, ge=0, le=MAX_BYTES, description="paged of v0 only: host memory for requests that are swapped out"
+    )
     disable_hybrid_kv_cache_manager: bool = Field(
         False, description="paged only: layers with a sliding window keep the whole context, as vLLM's flag"
     )
@@ -180,6 +188,7 @@ class WorkloadSection(Section):
     burstiness: float = Field(1.0, ge=0.01, le=1e6, description="1: Poisson")
     num_prompts: int | None = Field(None, ge=1, le=10**9, description="requests in all; of a trace: its first ones")
     time_scale: float = Field(1.0, gt=0, le=1e9, description="factor on the times of a trace")
+    samples: int = Field(1, ge=1, le=1024, description="answers to each prompt (n), each a request; turns must be 1")
     prompt_tokens: LengthSpec | None = Field(None, description="new prompt tokens of a turn")
     output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
     system_prompt_tokens: int | None = Field(None, ge=0, le=2**40, description="prefix that every prompt shares")

@@ -22,6 +22,8 @@ from hbmtwin.workloads.conversations import Conversations
 from hbmtwin.workloads.lengths import Length, length_from
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.records import Source, WorkloadError
+from hbmtwin.workloads.replay import Replay
+from hbmtwin.workloads.samples import Samples
 from hbmtwin.workloads.think_times import ThinkTime, think_time_from
 from hbmtwin.workloads.traces import open_trace
 
@@ -31,7 +33,19 @@ def source_of(scenario: Scenario) -> Source:
 
     ``workload.trace`` wins; else ``workload.users`` makes a closed loop and ``workload.request_rate`` an open one;
     with neither the built-in workload runs. What the workload keys leave open is the built-in workload's.
+    ``workload.samples`` sends each prompt as often.
     """
+    samples = scenario.workload.samples
+    source = _source_of_prompts(scenario)
+    if samples > 1 and isinstance(source, Replay) and source.has_turns:
+        raise ScenarioError(
+            f"workload.samples: sessions of {scenario.workload.trace} have several turns, and {samples} answers to a "
+            "prompt leave no one answer to go on with; take a trace of single requests, or samples = 1"
+        )
+    return Samples(source, samples) if samples > 1 else source
+
+
+def _source_of_prompts(scenario: Scenario) -> Source:
     w = scenario.workload
     if w.trace is not None:
         return open_trace(Path(w.trace), time_scale=w.time_scale, num_prompts=w.num_prompts)

@@ -20,6 +20,7 @@ from hbmtwin.workloads.records import (
     user_stream,
 )
 from hbmtwin.workloads.replay import Replay
+from hbmtwin.workloads.samples import Samples
 from hbmtwin.workloads.think_times import ConstantTime, ExponentialTime, LogNormalTime, ThinkTime, think_time_from
 from hbmtwin.workloads.traces import open_trace
 
@@ -38,6 +39,7 @@ __all__ = [
     "Quantiles",
     "Replay",
     "Request",
+    "Samples",
     "Source",
     "Span",
     "Status",

@@ -57,6 +57,11 @@ class Replay:
             self.total_requests, self._first_ns, self._turn_counts = self._scan(path, islice(scanned, num_prompts))
         self._waiting: dict[int, deque[Request]] = {}
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether a session of the file has more than one turn."""
+        return bool(self._turn_counts)
+
     def open(self) -> Iterator[Request]:
         """Rows in order of time, but those whose predecessor has not ended yet: :meth:`next_turn` gives them."""
         self._waiting = {}
