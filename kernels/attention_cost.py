@@ -37,12 +37,12 @@ class AttentionCost:
     def __init__(
         self, kind: str, model: ModelShape, device: DeviceSpec, tensor_parallel_size: int, kv_token_bytes: int
     ) -> None:
-        windowed = model.num_window_layers
-        full = model.num_layers - windowed
-        window_bytes = kv_token_bytes * windowed // model.num_layers
+        layers, windowed = model.num_attention_layers, model.num_window_layers
+        full = layers - windowed
+        window_bytes = kv_token_bytes * windowed // layers
         full_bytes = kv_token_bytes - window_bytes
         make, tp = ATTENTION[kind], tensor_parallel_size
-        self.launch_ticks = ticks(device.attention_launch_ns * model.num_layers)
+        self.launch_ticks = ticks(device.attention_launch_ns * layers)
         """Per kind of call in a step, prefill and decode apart."""
         self._window = model.window
         self._full = make(model, device, tp, full_bytes, full) if full else None

@@ -3,7 +3,70 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+LayerType = Literal["attention", "mamba", "mlp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """The sizes of a model's Mamba-2 layers (state spaces), in the words of its ``config.json`` without ``mamba_``.
+
+    A layer keeps of a sequence, whatever its length, the last ``d_conv - 1`` inputs of its convolution and the state of
+    its recurrence. Ranks share the heads; a single group of B and C is on every rank, as in vLLM.
+    """
+
+    n_heads: int
+    d_head: int
+    d_state: int
+    n_groups: int = 1
+    d_conv: int = 4
+    chunk_size: int = 256
+    """Tokens that prefill computes as one block of matrices."""
+    conv_bias: bool = True
+    conv_dtype_bytes: int = 2
+    """Of the convolution's state: vLLM's ``mamba_cache_dtype``."""
+    ssm_dtype_bytes: int = 2
+    """Of the recurrence's: vLLM's ``mamba_ssm_cache_dtype``."""
+    prefix_caching: bool = True
+    """Whether vLLM knows how to keep the model's states at every block (``SupportsMambaPrefixCaching``)."""
+
+    def __post_init__(self) -> None:
+        sizes = (self.n_heads, self.d_head, self.d_state, self.n_groups, self.chunk_size)
+        if min(*sizes, self.conv_dtype_bytes, self.ssm_dtype_bytes) < 1 or self.d_conv < 2:
+            raise ValueError(f"sizes of Mamba-2 layers are at least 1, d_conv at least 2: {self}")
+        if self.n_heads % self.n_groups:
+            raise ValueError(f"{self.n_groups} groups do not divide {self.n_heads} heads of Mamba-2")
+
+    @property
+    def inner_size(self) -> int:
+        """Width of what the convolution and the recurrence work on."""
+        return self.n_heads * self.d_head
+
+    def can_split(self, tensor_parallel_size: int) -> bool:
+        """Whether heads, and groups unless there is one, divide over so many ranks."""
+        tp = tensor_parallel_size
+        return self.n_heads % tp == 0 and (self.n_groups == 1 or self.n_groups % tp == 0)
+
+    def group_elements(self, tensor_parallel_size: int = 1) -> int:
+        """Elements of B, and of C, of a token on one rank."""
+        return max(1, self.n_groups // tensor_parallel_size) * self.d_state
+
+    def conv_channels(self, tensor_parallel_size: int = 1) -> int:
+        """Channels of the convolution on one rank: its input and B and C."""
+        return self.inner_size // tensor_parallel_size + 2 * self.group_elements(tensor_parallel_size)
+
+    def conv_state_bytes(self, tensor_parallel_size: int = 1) -> int:
+        """Of one layer and sequence on one rank."""
+        return (self.d_conv - 1) * self.conv_channels(tensor_parallel_size) * self.conv_dtype_bytes
+
+    def ssm_state_bytes(self, tensor_parallel_size: int = 1) -> int:
+        """The same of the recurrence."""
+        return self.inner_size // tensor_parallel_size * self.d_state * self.ssm_dtype_bytes
+
+    def state_bytes(self, tensor_parallel_size: int = 1) -> int:
+        """Both: all that a layer keeps of a sequence on one rank."""
+        return self.conv_state_bytes(tensor_parallel_size) + self.ssm_state_bytes(tensor_parallel_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +97,13 @@ class ModelShape:
     """MLA: the engine keeps the latent. False: it writes K and V out head by head, V padded to K's ``head_dim``."""
     layer_windows: tuple[int, ...] = ()
     """Tokens that the attention of each layer sees, its own among them; 0: all. Empty: every layer sees all."""
+    rotary_dim: int | None = None
+    """Elements of a head that are rotated; None: all; 0: the model has no rotary table."""
+    mamba: Mamba2 | None = None
+    layer_types: tuple[LayerType, ...] = ()
+    """With ``mamba``: what each layer is. Empty: all are attention."""
+    mlp_in_layer: bool = True
+    """Attention or Mamba-2, and an MLP behind it, make a layer. False (Nemotron-H): a layer is one of the three."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -41,6 +111,36 @@ class ModelShape:
             raise ValueError(f"{self.name} has {self.num_layers} layers and {len(self.layer_windows)} windows")
         if len(set(self.layer_windows) - {0}) > 1 or any(window < 0 for window in self.layer_windows):
             raise ValueError(f"{self.name}: all layers with a window have the same one, not {self.layer_windows}")
+        self._check_layer_types()
+
+    def _check_layer_types(self) -> None:
+        if (self.mamba is None) != (not self.layer_types):
+            raise ValueError(f"{self.name}: layer_types belong to a model with Mamba-2 layers, and it must have them")
+        if self.mamba is None:
+            return
+        if len(self.layer_types) != self.num_layers:
+            raise ValueError(f"{self.name} has {self.num_layers} layers and {len(self.layer_types)} layer_types")
+        if not {"attention", "mamba"} <= set(self.layer_types):
+            raise ValueError(f"{self.name}: layers of attention and of Mamba-2 are computed together only")
+        if self.mlp_in_layer and "mlp" in self.layer_types:
+            raise ValueError(f"{self.name}: an MLP is a layer of its own, or in every layer")
+        if self.layer_windows or self.kv_lora_rank:
+            raise ValueError(f"{self.name}: windows and latent attention (MLA) beside Mamba-2 are not computed")
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that keep KV of every token."""
+        return self.layer_types.count("attention") if self.layer_types else self.num_layers
+
+    @property
+    def num_mamba_layers(self) -> int:
+        """Layers that keep a state."""
+        return self.layer_types.count("mamba")
+
+    @property
+    def num_blocks(self) -> int:
+        """Attentions, Mamba-2 mixers and MLPs: each adds to the residual stream once, two in a usual layer."""
+        return 2 * self.num_layers if self.mlp_in_layer else self.num_layers
 
     @property
     def window(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hbmtwin.kernels.attention_cost import ATTENTION, AttentionCost
 from hbmtwin.kernels.fixed_point import FRACTION_BITS, TICKS_PER_NS, sum_of_steps, ticks
+from hbmtwin.kernels.mamba_cost import MambaCost
 from hbmtwin.kernels.records import BatchShape, DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import check_tensor_parallel, embedding_bytes, streamed_bytes
 
@@ -17,7 +18,8 @@ class RooflineCost:
     - the dense matrices: the longer of streaming the weights once and of their FLOPs (2 per weight and token; the
       head works for one row a sequence);
     - attention: launches, KV read by decode, prefill (:mod:`hbmtwin.kernels.attention_cost`);
-    - two all-reduces a layer: a latency, and the bytes over the link as a ring sends them.
+    - states of Mamba-2 layers: launches, reading and writing, prefill (:mod:`hbmtwin.kernels.mamba_cost`);
+    - an all-reduce behind every attention, mixer and MLP: a latency, and the bytes over the link as a ring sends them.
 
     ``t_host`` is a floor: per step where decode replays one graph, per layer where the step prefills. All is in ticks
     (:mod:`hbmtwin.kernels.fixed_point`), and linear in the step index of a leap.
@@ -43,12 +45,13 @@ class RooflineCost:
             raise ValueError(f"no cost model of attention {attention!r}; there are: {', '.join(ATTENTION)}")
         if kv_token_bytes < 1:
             raise ValueError(f"kv_token_bytes must be at least 1, not {kv_token_bytes}")
-        layers = model.num_layers
+        layers = model.num_blocks / 2  # overheads are those of layers with a mixer and an MLP
         bandwidth = device.memory_bandwidth_bytes_per_s * device.weight_bandwidth_efficiency
         flops_per_s = device.peak_flops_per_s * device.prefill_flops_efficiency
         streamed, head = streamed_bytes(model, tp), embedding_bytes(model, tp)
 
         self.attention = AttentionCost(attention, model, device, tp, kv_token_bytes)
+        self.mamba = MambaCost(model, device, tp)
         self._step = ticks(device.step_overhead_ns)
         self._layers = ticks(device.layer_overhead_ns * layers)
         self._weights = ticks(streamed / bandwidth * 1e9)
@@ -119,17 +122,23 @@ class RooflineCost:
         total = self._step + self._layers
         total += max(self._weights, tokens * self._token + rows * self._row)
         total += self._allreduce + tokens * self._allreduce_token
+        total += rows * self.mamba.sequence_ticks
         if b.decode_count:
-            total += self.attention.launch_ticks + b.kv_read_tokens * self.attention.decode_token_ticks
+            total += self.mamba.launch_ticks + self.attention.launch_ticks
+            total += b.kv_read_tokens * self.attention.decode_token_ticks
             total += b.window_read_tokens * self.attention.window_token_ticks
         if b.prefill:
-            total += self.attention.launch_ticks
+            total += self.mamba.launch_ticks + self.attention.launch_ticks
+            total += (tokens - b.decode_count) * self.mamba.prefill_token_ticks
             total += sum(self.attention.prefill_ticks(new, context) for new, context in b.prefill)
         return total
 
 
 def _allreduce_ticks(model: ModelShape, device: DeviceSpec, tp: int) -> tuple[int, int]:
-    """Latency of a step's all-reduces, and what each token adds: 2 (tp - 1) / tp of its bytes, as a ring sends."""
+    """Latency of a step's all-reduces, and what each token adds: 2 (tp - 1) / tp of its bytes, as a ring sends.
+
+    The gated norm of a Mamba-2 mixer with one group has its sums reduced besides: a number a token, so a latency.
+    """
     if tp == 1:
         return 0, 0
     if tp not in device.allreduce_ns or not device.link_bandwidth_bytes_per_s:
@@ -138,7 +147,8 @@ def _allreduce_ticks(model: ModelShape, device: DeviceSpec, tp: int) -> tuple[in
             f"{device.name} has no all-reduce time for tensor_parallel_size {tp}; known sizes: 1, {known}. "
             "Use one of them, or add a measured figure to the device"
         )
-    calls = 2 * model.num_layers
+    calls = model.num_blocks
+    sums = model.num_mamba_layers if model.mamba is not None and model.mamba.n_groups == 1 else 0
     token_bytes = model.hidden_size * model.dtype_bytes * 2 * (tp - 1) / tp
-    latency = ticks(calls * device.allreduce_ns[tp])
+    latency = ticks((calls + sums) * device.allreduce_ns[tp])
     return latency, ticks(calls * token_bytes / device.link_bandwidth_bytes_per_s * 1e9)

@@ -2,22 +2,28 @@
 
 Split as vLLM splits: attention heads, the MLP and the vocabulary over ranks; norms, and the down projections of
 latent attention (MLA), on every rank; KV heads replicated where there are fewer than ranks; the vocabulary padded to
-64. Bias vectors and per-head norms, below 0.1 % of any model here, are left out.
+64. Mamba-2 layers are split by heads, a single group of B and C replicated. Bias vectors of projections and per-head
+norms, below 0.1 % of any model here, are left out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from hbmtwin.kernels.records import ModelShape
+from hbmtwin.kernels.records import LayerType, Mamba2, ModelShape
 
 VOCABULARY_PADDING = 64
+DECAY_BYTES = 4
+"""Of one head's A: vLLM keeps it as -exp(A_log) in fp32."""
 
 
 def can_split(model: ModelShape, tensor_parallel_size: int) -> bool:
     """Whether heads and MLP divide over so many ranks; KV heads may also be replicated evenly."""
     tp, heads = tensor_parallel_size, model.num_kv_heads
     if tp < 1 or model.num_attention_heads % tp or model.intermediate_size % tp:
+        return False
+    if model.mamba is not None and not model.mamba.can_split(tp):
         return False
     return heads % tp == 0 or tp % heads == 0
 
@@ -28,9 +34,16 @@ def check_tensor_parallel(model: ModelShape, tensor_parallel_size: int) -> None:
         possible = [str(tp) for tp in range(1, 65) if can_split(model, tp)]
         raise ValueError(
             f"{model.name} cannot be split over tensor_parallel_size {tensor_parallel_size}: "
-            f"{model.num_attention_heads} attention heads, {model.num_kv_heads} KV heads and intermediate_size "
-            f"{model.intermediate_size} must divide; possible sizes are {', '.join(possible)}"
+            f"{model.num_attention_heads} attention heads, {model.num_kv_heads} KV heads{_mamba_sizes(model)} and "
+            f"intermediate_size {model.intermediate_size} must divide; possible sizes are {', '.join(possible)}"
         )
+
+
+def _mamba_sizes(model: ModelShape) -> str:
+    if model.mamba is None:
+        return ""
+    groups = f", {model.mamba.n_groups} groups" if model.mamba.n_groups > 1 else ""
+    return f", {model.mamba.n_heads} Mamba heads{groups}"
 
 
 def embedding_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
@@ -39,31 +52,57 @@ def embedding_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
     return -(-padded // tensor_parallel_size) * model.hidden_size * model.dtype_bytes
 
 
-def layer_tensors(model: ModelShape, tensor_parallel_size: int = 1) -> Iterator[tuple[str, int]]:
-    """Yield ``(name, bytes)`` of one layer's parameters on one rank, in the order in which vLLM makes them.
+def layer_tensors(
+    model: ModelShape, tensor_parallel_size: int = 1, layer_type: LayerType = "attention"
+) -> Iterator[tuple[str, int]]:
+    """Yield ``(name, bytes)`` of the parameters of a layer of that type on one rank, in the order in which vLLM makes
+    them.
 
-    Projections that read the same input are one tensor there (``qkv_proj``, ``gate_up_proj``).
+    Projections that read the same input are one tensor there (``qkv_proj``, ``gate_up_proj``, ``in_proj``).
     """
     tp, width = tensor_parallel_size, model.dtype_bytes
-    inner = model.intermediate_size // tp
-    shapes = (
-        *(_latent_attention if model.kv_lora_rank else _attention)(model, tp),
-        (
-            "mlp.gate_up_proj" if model.gated_mlp else "mlp.up_proj",
-            (2 if model.gated_mlp else 1) * inner,
-            model.hidden_size,
-        ),
-        ("mlp.down_proj", model.hidden_size, inner),
-        ("input_layernorm", model.hidden_size, 1),
-        ("post_attention_layernorm", model.hidden_size, 1),
-    )
-    for name, rows, columns in shapes:
+    shapes: Iterator[tuple[str, int, int]] = iter(())
+    if layer_type == "mamba":
+        assert model.mamba is not None
+        yield from _mamba(model, model.mamba, tp)
+    elif layer_type == "attention":
+        shapes = (_latent_attention if model.kv_lora_rank else _attention)(model, tp)
+    norms = ["input_layernorm", "post_attention_layernorm"] if model.mlp_in_layer else ["norm"]
+    mlp = _mlp(model, tp) if model.mlp_in_layer or layer_type == "mlp" else ()
+    for name, rows, columns in (*shapes, *mlp, *((norm, model.hidden_size, 1) for norm in norms)):
         yield name, rows * columns * width
 
 
-def layer_weight_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
-    """One layer of one rank: the attention's projections, the MLP, two norms."""
-    return sum(size for _, size in layer_tensors(model, tensor_parallel_size))
+def layer_weight_bytes(model: ModelShape, tensor_parallel_size: int = 1, layer_type: LayerType = "attention") -> int:
+    """One layer of one rank: usually the attention's projections, the MLP, two norms."""
+    return sum(size for _, size in layer_tensors(model, tensor_parallel_size, layer_type))
+
+
+def _types(model: ModelShape) -> tuple[LayerType, ...]:
+    return model.layer_types or ("attention",) * model.num_layers
+
+
+def _mlp(model: ModelShape, tp: int) -> Iterator[tuple[str, int, int]]:
+    inner = model.intermediate_size // tp
+    if model.gated_mlp:
+        yield "mlp.gate_up_proj", 2 * inner, model.hidden_size
+    else:
+        yield "mlp.up_proj", inner, model.hidden_size
+    yield "mlp.down_proj", model.hidden_size, inner
+
+
+def _mamba(model: ModelShape, m: Mamba2, tp: int) -> Iterator[tuple[str, int]]:
+    """Names and bytes of a Mamba-2 mixer: the input projection makes gate, input, B, C and a time step a head."""
+    inner, heads, channels, width = m.inner_size // tp, m.n_heads // tp, m.conv_channels(tp), model.dtype_bytes
+    yield "mamba.conv1d", channels * m.d_conv * width
+    if m.conv_bias:
+        yield "mamba.conv1d.bias", channels * width
+    yield "mamba.in_proj", (inner + channels + heads) * model.hidden_size * width
+    yield "mamba.A", heads * DECAY_BYTES
+    yield "mamba.D", heads * width
+    yield "mamba.dt_bias", heads * width
+    yield "mamba.out_proj", model.hidden_size * inner * width
+    yield "mamba.norm", inner * width
 
 
 def _attention(model: ModelShape, tp: int) -> Iterator[tuple[str, int, int]]:
@@ -100,13 +139,14 @@ def weight_tensors(model: ModelShape, tensor_parallel_size: int = 1) -> Iterator
     """
     check_tensor_parallel(model, tensor_parallel_size)
     yield "embed_tokens", embedding_bytes(model, tensor_parallel_size)
-    for i in range(model.num_layers):
-        for name, size in layer_tensors(model, tensor_parallel_size):
+    for i, layer_type in enumerate(_types(model)):
+        for name, size in layer_tensors(model, tensor_parallel_size, layer_type):
             yield f"layers.{i}.{name}", size
     yield "norm", model.hidden_size * model.dtype_bytes
     if not model.tie_word_embeddings:
         yield "lm_head", embedding_bytes(model, tensor_parallel_size)
-    yield "rotary_emb", rotary_table_bytes(model)
+    if table := rotary_table_bytes(model):
+        yield "rotary_emb", table
 
 
 def weight_bytes_per_rank(model: ModelShape, tensor_parallel_size: int = 1) -> int:
@@ -124,8 +164,9 @@ def streamed_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
 
     Of an embedding table that is no head only a row a token is looked up.
     """
-    layers = model.num_layers * layer_weight_bytes(model, tensor_parallel_size)
-    return layers + embedding_bytes(model, tensor_parallel_size)
+    layers = Counter(_types(model)).items()
+    streamed = sum(count * layer_weight_bytes(model, tensor_parallel_size, layer_type) for layer_type, count in layers)
+    return streamed + embedding_bytes(model, tensor_parallel_size)
 
 
 def rotary_table_bytes(model: ModelShape) -> int:
@@ -133,5 +174,5 @@ def rotary_table_bytes(model: ModelShape) -> int:
 
     It is the whole difference between the 14.96 GiB of Llama-3.1-8B's weights and the 14.99 GiB in the logs.
     """
-    rotated = model.qk_rope_head_dim or model.head_dim
+    rotated = (model.qk_rope_head_dim or model.head_dim) if model.rotary_dim is None else model.rotary_dim
     return model.max_position_embeddings * rotated * model.dtype_bytes
