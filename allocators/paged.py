@@ -16,15 +16,17 @@ in 14 pools, caching off and on, had no difference in ids, hits or free queue. C
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
+from hbmtwin.allocators.admission import Admission
+from hbmtwin.allocators.block_pool import BlockPool
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.decode_batch import NEVER, BlockTable, DecodeBatch
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.paged_config import PagedConfig
-from hbmtwin.allocators.prefix_cache import NO_KEY, CacheEvent, FreeQueue, PrefixCache, PrefixStats
+from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixCache, PrefixStats
+from hbmtwin.allocators.prefix_counter import PrefixCounter
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
 from hbmtwin.allocators.registry import kv_policies
 
@@ -55,13 +57,13 @@ class PagedPolicy:
         self.arena = arena
         self.config = config
         self._block_bytes = config.block_size * layout.token_bytes
-        self._watermark_blocks = int(config.watermark * config.num_blocks)
+        self._admission = Admission(config, self._block_bytes)
         self._cache: PrefixCache | None = None
-        self._free: deque[int] | FreeQueue = deque(range(1, config.num_blocks))
         if config.enable_prefix_caching:
             bare_first = config.frees_bare_blocks_first
             self._cache = PrefixCache(config.num_blocks, config.block_size, bare_first=bare_first)
-            self._free = self._cache.free
+        self._pool = self._cache or BlockPool(config.num_blocks)
+        self._free = self._pool.free
         self._tables: dict[int, BlockTable] = {}
         self._batch: DecodeBatch | None = None
         """Those of the last leap, until anybody reserves or is released."""
@@ -72,11 +74,7 @@ class PagedPolicy:
         self._keyed: list[tuple[BlockTable, int]] = []
         """Blocks that got a key in this step, and for whom."""
         self._tokens = 0
-        self._promised = 0
-        """Blocks of all running sequences at their full length."""
-        self._stats = self._stats_before = PrefixStats()
-        """Of the run, and as they were before this step."""
-        self._preempted: set[int] = set()
+        self._prefixes = PrefixCounter(at_look_up=config.counts_look_ups)
         self._handles: list[int] = []
         try:
             for token_bytes in layout.tensor_bytes * layout.num_layers:
@@ -98,9 +96,7 @@ class PagedPolicy:
         if self._cache is None:
             return 0
         hit = len(self._cache.find(s)) * self.config.block_size
-        if self.config.counts_look_ups:
-            self._stats = self._stats.with_request(s.num_tokens, hit, preempted=s.id in self._preempted)
-            self._stats_before = self._stats  # a look-up counts whatever becomes of the step
+        self._prefixes.looked_up(s, hit)
         return hit
 
     def reserve(
@@ -146,13 +142,15 @@ class PagedPolicy:
         tokens = min(tokens, longest)
         need = -(-min(tokens + lookahead, longest) // size) - held
         if admitting:
-            free -= self._watermark_blocks if others_running else 0
-            if (refused := self._gate(s, held, free, lookahead, others_running)) is not None:
+            free -= self._admission.watermark(others_running)
+            if (refused := self._admission.refusal(s, held, free, self._pool.shared, lookahead)) is not None:
                 return refused
         if need > free:
-            return self._refused(need, free, "not enough free blocks")
+            return self._admission.refused(need, free, "not enough free blocks")
         if table is None:
-            table = self._admitted(s, hit, lookahead, admitting)
+            table = self._newcomer(s, lookahead)
+            if cache is not None and admitting:
+                self._prefixes.admitted(s, hit)
         else:
             self._step.setdefault(s.id, table.tokens)
             if need > 0:
@@ -162,9 +160,7 @@ class PagedPolicy:
             table.blocks += adopted
             table.keyed = len(adopted)
             table.next_key = hit + size
-        if need > 0:
-            pop = self._free.popleft if cache is None else cache.take
-            table.blocks += [pop() for _ in range(need)]
+        table.blocks += [self._pool.take() for _ in range(need)]
         told = min(tokens, s.num_tokens)  # drafts get no key
         if cache is not None and told >= table.next_key:
             self._register(cache, table, s, told // size)
@@ -173,38 +169,12 @@ class PagedPolicy:
         table.tokens = tokens
         return Granted(hit) if hit else _GRANTED
 
-    def _gate(self, s: KVSequence, held: int, free: int, lookahead: int, others_running: bool) -> Refused | None:
-        """Why *s* may not be admitted though its first chunk may fit; None if it may. O(1)."""
-        if self.config.admission == "reserve":
-            most = self._blocks_at_most(s, lookahead)
-            # What is free less what sequences lack of their full length: nobody lacks a block that others have for it.
-            rest = self.config.num_blocks - 1 - self._promised
-            rest += self._cache.shared if self._cache is not None else 0
-            rest -= self._watermark_blocks if others_running else 0
-            if most > rest:
-                return self._refused(most, rest, "its full length does not fit beside those of running sequences")
-        if self.config.admits_whole_sequences:
-            whole = -(-min(s.num_tokens, self.config.max_model_len) // self.config.block_size) - held
-            if whole > free:
-                return self._refused(whole, free, "the whole prompt does not fit")
-        return None
-
-    def _refused(self, need: int, free: int, reason: str) -> Refused:
-        return Refused(need * self._block_bytes, max(0, free) * self._block_bytes, reason)
-
-    def _blocks_at_most(self, s: KVSequence, lookahead: int) -> int:
-        """Blocks of its full length: of its prompt and all that it may generate."""
-        tokens = max(s.max_tokens, s.num_tokens) + lookahead
-        return -(-min(tokens, self.config.max_model_len) // self.config.block_size)
-
-    def _admitted(self, s: KVSequence, hit: int, lookahead: int, admitting: bool) -> BlockTable:
-        """An empty table for a newcomer."""
+    def _newcomer(self, s: KVSequence, lookahead: int) -> BlockTable:
+        """An empty table for a sequence that has none."""
         next_key = NEVER if self._cache is None else self.config.block_size
-        table = self._tables[s.id] = BlockTable(next_key, self._blocks_at_most(s, lookahead))
-        self._promised += table.promised
+        table = self._tables[s.id] = BlockTable(next_key, self._admission.full_length(s, lookahead))
+        self._admission.promised += table.promised
         self._step[s.id], self._took[s.id] = -1, 0
-        if self._cache is not None and admitting and not self.config.counts_look_ups:
-            self._stats = self._stats.with_request(s.num_tokens, hit, preempted=s.id in self._preempted)
         return table
 
     def _changed(self, table: BlockTable) -> None:
@@ -212,7 +182,7 @@ class PagedPolicy:
         table.settle(self.config.block_size, self.config.max_model_len)
         if (more := len(table.blocks) - table.promised) > 0:
             table.promised += more
-            self._promised += more
+            self._admission.promised += more
 
     def _register(self, cache: PrefixCache, table: BlockTable, s: KVSequence, full: int) -> None:
         """Give the first *full* blocks of a table their keys, as far as its spans say what they hold."""
@@ -234,7 +204,7 @@ class PagedPolicy:
         self._step.clear()
         self._took.clear()
         self._keyed.clear()
-        self._stats_before = self._stats
+        self._prefixes.end_step()
 
     def abort_step(self) -> None:
         """Give back this step's blocks, to the head of the queue in the order in which they were taken.
@@ -252,10 +222,7 @@ class PagedPolicy:
                 table.next_key = (table.keyed + 1) * size
         for owner, held in reversed(self._took.items()):
             blocks = tables[owner].blocks
-            if cache is None:
-                self._free.extendleft(reversed(blocks[held:]))
-            else:
-                cache.take_back(blocks[held:])
+            self._pool.take_back(blocks[held:])
             del blocks[held:]
         for owner, tokens in self._step.items():
             table = tables[owner]
@@ -263,8 +230,8 @@ class PagedPolicy:
             table.tokens = tokens
             table.settle(size, self.config.max_model_len)
             if tokens < 0:
-                self._promised -= tables.pop(owner).promised
-        self._stats = self._stats_before
+                self._admission.promised -= tables.pop(owner).promised
+        self._prefixes.abort_step()
         self.end_step()
 
     # -- a leap ------------------------------------------------------------------------------------------------------
@@ -295,11 +262,10 @@ class PagedPolicy:
             raise ValueError(f"{k} steps lead to {longest} tokens, past max_model_len {self.config.max_model_len}")
         self.end_step()
         cache = self._cache
-        pop = self._free.popleft if cache is None else cache.take
         for place, fills in batch.go(k):
             table = batch.tables[place]
             if not fills:
-                table.blocks.append(pop())
+                table.blocks.append(self._pool.take())
             elif cache is not None:
                 self._register(cache, table, decoding[place], table.keyed + 1)
             self._changed(table)
@@ -333,9 +299,9 @@ class PagedPolicy:
         cache = self._cache
         if cache is not None:
             if why is Release.PREEMPT:
-                self._preempted.add(s.id)
+                self._prefixes.preempted(s)
             else:
-                self._preempted.discard(s.id)
+                self._prefixes.gone(s)
                 cache.keys.forget(s.id)
         if table is None:
             if why is Release.PARK:
@@ -343,16 +309,13 @@ class PagedPolicy:
             return
         self._step.pop(s.id, None)
         self._took.pop(s.id, None)
-        if cache is None:
-            self._free.extend(reversed(table.blocks))
-        else:
-            cache.put_back(table.blocks[::-1])
+        self._pool.put_back(table.blocks[::-1])
         self._tokens -= table.tokens
-        self._promised -= table.promised
+        self._admission.promised -= table.promised
 
     def reset_prefix_cache(self) -> bool:
         """Forget all keys, if no sequence holds a block; the queue keeps its order. False, and nothing, otherwise."""
-        return self._cache.clear() if self._cache is not None else not self._tables
+        return self._pool.clear()
 
     # -- what this pool cannot do ------------------------------------------------------------------------------------
 
@@ -382,7 +345,7 @@ class PagedPolicy:
 
     def prefix_stats(self) -> PrefixStats:
         """Queried and found tokens so far, as ``version`` counts them; all 0 without prefix caching."""
-        return self._stats
+        return self._prefixes.stats
 
     # -- books -------------------------------------------------------------------------------------------------------
 
@@ -403,8 +366,7 @@ class PagedPolicy:
         """The books, O(1). Each block and each slot counts once, however many share it; each table entry counts."""
         unheld = len(self._free) + 1
         held = self.config.num_blocks - unheld
-        cache = self._cache
-        cached, entries = (cache.cached, cache.shared) if cache is not None else (0, 0)
+        cached, entries = self._pool.cached, self._pool.shared
         shared = entries * self._block_bytes
         return KVUsage(
             token=self._tokens * self.layout.token_bytes - shared,
@@ -422,7 +384,7 @@ class PagedPolicy:
 
         ``token_bytes`` are those of running sequences: a cached block has none.
         """
-        size, cache = self.config.block_size, self._cache
+        size = self.config.block_size
         if self._batch is not None:
             self._batch.fold()
         held: dict[int, tuple[int, int]] = {}
@@ -431,21 +393,16 @@ class PagedPolicy:
                 held.setdefault(block, (max(0, min(size, table.tokens - index * size)), owner))
         for block in range(self.config.num_blocks):
             tokens, owner = held.get(block, (0, -1))
-            free = "cached" if cache is not None and cache.key_of[block] != NO_KEY else "free"
-            state = "running" if block in held else free
+            state = "running" if block in held else self._pool.free_state(block)
             yield KVBlock(block * self._block_bytes, self._block_bytes, tokens * self.layout.token_bytes, state, owner)
 
     def check(self) -> None:
         """Assert that every block but the null one is in one place, and the books against the walk and the arena."""
         usage, blocks, tables = self.usage(), list(self.walk()), self._tables.values()
-        held: Collection[int] = [block for table in tables for block in table.blocks]
-        if self._cache is not None:
-            self._cache.check([(table.blocks, table.keyed) for table in tables])
-            held = set(held)
-        assert sorted([*held, *self._free]) == list(range(1, self.config.num_blocks))
+        self._pool.check([(table.blocks, table.keyed) for table in tables])
         for table in tables:
             table.check(self.config.block_size, self.config.max_model_len)
-        assert self._promised == sum(table.promised for table in tables)
+        assert self._admission.promised == sum(table.promised for table in tables)
         assert usage.token == sum(block.token_bytes for block in blocks)
         assert usage.held == sum(block.size for block in blocks if block.state == "running")
         assert usage.cached == sum(block.size for block in blocks if block.state == "cached")

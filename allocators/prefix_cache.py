@@ -39,8 +39,8 @@ class CacheEvent(NamedTuple):
 
 
 class PrefixStats(NamedTuple):
-    """vLLM's ``PrefixCacheStats``: tokens asked for and found. Requests that were preempted before stand apart, and are
-    left out of the hit rate."""
+    """vLLM's ``PrefixCacheStats``: tokens asked for and found; the hit rate is ``hits / queries``. Requests that were
+    preempted before stand apart."""
 
     requests: int = 0
     queries: int = 0
@@ -227,6 +227,10 @@ class PrefixCache:
         if observer is not None:
             observer(CacheEvent("cleared"))
         return True
+
+    def free_state(self, block: int) -> Literal["free", "cached"]:
+        """What a block is that nobody holds."""
+        return "free" if self.key_of[block] == NO_KEY else "cached"
 
     def check(self, tables: Iterable[tuple[Sequence[int], int]]) -> None:
         """Assert the invariants of references, keys and queue, for tables of which the first so many have keys.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -276,7 +275,9 @@ class AbortsToTheTail(PagedPolicy):
     def abort_step(self) -> None:
         before = list(self._free)
         super().abort_step()
-        self._free = deque([*before, *(block for block in self._free if block not in before)])
+        given_back = [block for block in self._free if block not in before]
+        self._free.clear()
+        self._free.extend([*before, *given_back])
 
 
 class ForgetsTheWatermark(PagedPolicy):

@@ -1,0 +1,64 @@
+"""Who may begin to run in a pool of blocks: the gates of vLLM's releases, and TensorRT-LLM's.
+
+::
+
+    first chunk       its blocks are free                                          vLLM 0.18
+    whole sequence    the blocks of all its present tokens are free                vLLM 0.22, 0.27
+    watermark         so many more are free, while others run                      vLLM 0.27
+    full length       the blocks of prompt and max_tokens are free, beside those   TensorRT-LLM, GUARANTEED_NO_EVICT
+                      that running sequences still lack of theirs
+
+Cached blocks that nobody refers to are free. Blocks that are found in the cache count in the full length as if they
+were to be taken, as in the copy of TensorRT-LLM that was read. With that gate nobody is ever preempted, unless a
+sequence grows past its ``max_tokens``. MindIE's ``maxPreemptCount = 0`` says "no preemption" as well; that it counts in
+this way is an assumption, its scheduler was not read.
+"""
+
+from __future__ import annotations
+
+from hbmtwin.allocators.paged_config import PagedConfig
+from hbmtwin.allocators.records import KVSequence, Refused
+
+
+class Admission:
+    """The gates of one pool, and what was promised to those that passed. Each verb is O(1)."""
+
+    def __init__(self, config: PagedConfig, block_bytes: int) -> None:
+        self.config = config
+        self.block_bytes = block_bytes
+        self.promised = 0
+        """Blocks of all running sequences at their full length."""
+        self._watermark_blocks = int(config.watermark * config.num_blocks)
+
+    def full_length(self, s: KVSequence, lookahead: int) -> int:
+        """Blocks of a sequence's prompt and all that it may generate, drafts included."""
+        return self._blocks(max(s.max_tokens, s.num_tokens) + lookahead)
+
+    def watermark(self, others_running: bool) -> int:
+        """Blocks that admitting leaves free."""
+        return self._watermark_blocks if others_running else 0
+
+    def refusal(self, s: KVSequence, held: int, free: int, shared: int, lookahead: int) -> Refused | None:
+        """Why *s* may not begin, though its first chunk may fit; None if it may.
+
+        Of the *free* blocks, those below the watermark and those that it adopts, which are *held*, are not meant.
+        *shared* counts references to blocks beside the first ones.
+        """
+        if self.config.admission == "reserve":
+            full = self.full_length(s, lookahead)
+            # Free blocks less all that is lacking: of a block that several refer to, each of them lacks nothing.
+            rest = self.config.num_blocks - 1 + shared - self.promised
+            if full > rest:
+                return self.refused(full, rest, "its full length does not fit beside those of running sequences")
+        if self.config.admits_whole_sequences:
+            whole = self._blocks(s.num_tokens) - held
+            if whole > free:
+                return self.refused(whole, free, "the whole prompt does not fit")
+        return None
+
+    def refused(self, need: int, free: int, reason: str) -> Refused:
+        """The answer to who needs *need* blocks where *free* are to be had."""
+        return Refused(need * self.block_bytes, max(0, free) * self.block_bytes, reason)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-min(tokens, self.config.max_model_len) // self.config.block_size)

@@ -1,0 +1,53 @@
+"""The free blocks of a pool without a prefix cache: taken at the head, given back at the tail.
+
+::
+
+    free   head -> 4 5 6 7 3 2 1 <- tail      block 0 is the null block: never handed out, never free
+
+The verbs are those of :class:`~hbmtwin.allocators.prefix_cache.PrefixCache`, which keeps more for its blocks: a policy
+need not ask which of both it has. vLLM's ``BlockPool`` with ``enable_caching=False``. Every verb is O(blocks it names).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+
+class BlockPool:
+    """Blocks of which each belongs to one sequence or to nobody."""
+
+    cached = 0
+    """Free blocks that carry a key."""
+    shared = 0
+    """References beside the first one of each block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.free = deque(range(1, num_blocks))
+
+    def take(self) -> int:
+        """The head of the queue. Raise IndexError if there is none."""
+        return self.free.popleft()
+
+    def put_back(self, blocks: Iterable[int]) -> None:
+        """To the tail, in this order."""
+        self.free.extend(blocks)
+
+    def take_back(self, blocks: Sequence[int]) -> None:
+        """Undo that a step took them: to the head, in this order."""
+        self.free.extendleft(reversed(blocks))
+
+    def clear(self) -> bool:
+        """There are no keys to drop; whether every block is free."""
+        return len(self.free) == self.num_blocks - 1
+
+    def free_state(self, block: int) -> Literal["free", "cached"]:
+        """What a block is that nobody holds."""
+        return "free"
+
+    def check(self, tables: Iterable[tuple[Sequence[int], int]]) -> None:
+        """Assert that every block but the null one is in one table or in the queue. O(blocks * log)."""
+        held = [block for table, _ in tables for block in table]
+        assert sorted([*held, *self.free]) == list(range(1, self.num_blocks))
