@@ -82,12 +82,12 @@ class KVGroup:
             sinks = -(-self.sinks // self.block_size)
             tokens = min(self.window - 1 + max_num_batched_tokens, max_model_len)
             return -(-tokens // self.block_size) + 1 + sinks
+        if self.kind == "mamba" and self.mamba_mode != "all":
+            return (2 if self.mamba_mode == "align" else 1) + self.speculative_blocks
         tokens = max_model_len
         if self.kind == "chunked_local":
             tokens = min(self.window + max_num_batched_tokens, max_model_len)
-        elif self.kind == "mamba" and self.mamba_mode != "all":
-            return (2 if self.mamba_mode == "align" else 1) + self.speculative_blocks
-        return -(-tokens // self.block_size)
+        return -(-tokens // self.block_size) + self.speculative_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ to show (Kuhn, Wallace and Gallo, IEEE TSE 30(6), 2004).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations, product
 from typing import Any, get_args
@@ -20,6 +20,7 @@ import pytest
 from hbmtwin.allocators import HbmDriver
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.growth import GROWTH_RULES
+from hbmtwin.allocators.kv_groups import Grouping, KVGroup, one_group
 from hbmtwin.allocators.pooled import Coalescing, Fit
 from hbmtwin.allocators.records import KVDtype, KVLayout
 from hbmtwin.allocators.registry import device_allocators, kv_policies
@@ -85,9 +86,36 @@ KV_FACTORS: dict[str, list[list[Value]]] = {
         [{"watermark": 0.0}, {"watermark": 0.1}],
         [{"swap_space_bytes": 1 << 20}, {"swap_space_bytes": 0}],
     ],
+    "paged_groups": [
+        [{"grouping": "one"}, {"grouping": "two block sizes"}, {"grouping": "states"}],
+        [{"watermark": 0.0}, {"watermark": 0.1}],
+        [{"reserve_full_sequence": True}, {"reserve_full_sequence": False}],
+    ],
     "virtual": [[{"page_bytes": PAGE_BYTES}, {"page_bytes": 8 * PAGE_BYTES}]],
 }
 """What is worth varying of the KV policies that there are; of another one, the arena and the layout vary."""
+
+
+def _two_block_sizes(layout: KVLayout) -> Grouping:
+    """One layer sees all, the others have a window of more than any sequence here, since all tokens are to be held."""
+    token_bytes = layout.layer_token_bytes
+    window = KVGroup(kind="sliding_window", window=4 * MAX_MODEL_LEN, block_size=8, token_bytes=token_bytes)
+    groups = (KVGroup(block_size=16, token_bytes=token_bytes), *[window] * (layout.num_layers - 1))
+    return Grouping(groups=groups, group_length=1, page_bytes=16 * token_bytes)
+
+
+def _states(layout: KVLayout) -> Grouping:
+    """Mamba layers between those of *layout*."""
+    one = one_group(layout, 16)
+    state = KVGroup(kind="mamba", num_layers=layout.num_layers - 1, block_size=MAX_MODEL_LEN, state_bytes=5000)
+    return Grouping(groups=(state, *one.groups), group_length=one.group_length, page_bytes=one.page_bytes)
+
+
+GROUPINGS: dict[str, Callable[[KVLayout], Grouping]] = {
+    "one": lambda layout: one_group(layout, 16),
+    "two block sizes": _two_block_sizes,
+    "states": _states,
+}
 
 
 def pairwise(factors: Sequence[Sequence[Value]]) -> list[Value]:
@@ -175,6 +203,9 @@ class KVSetup:
         }
         names = {field.name for field in fields(policy_class.Config)}
         settings = {name: value for name, value in known.items() if name in names} | dict(self.settings)
+        if "grouping" in settings:
+            settings["grouping"] = grouping = GROUPINGS[settings["grouping"]](self.layout)
+            settings["num_blocks"] = memory_bytes // 2 // grouping.block_bytes
         return policy_class(self.layout, arena, policy_class.Config(**settings))
 
     def __str__(self) -> str:
