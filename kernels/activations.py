@@ -5,12 +5,14 @@
     once         | hidden |
     each layer   | normed | qkv | KV grows | workspace or scores | attention out | o_proj | ...
                  | normed | gate and up    | activated           | down          |
+    Mamba-2      | normed | projected | out | convolved | states of chunks | gated | out_proj |     instead of attention
     once         | rows   | logits | fp32 logits | probabilities | noise |
 
 Lifetimes are those of the usual PyTorch code: a function's tensors die when it returns, an argument lives as long as
 its caller holds it. At the MLP's last product that is 3 intermediate sizes and 3 hidden ones a token, which is where
 the fit to boot logs finds the peak of a layer (3 I / tp + 3.4 H). The sampler's copies are 2 + 4 + 4 + 4 bytes a logit.
-On Ascend the dummy run of the engine makes the first of them only, so the other 12 bytes are in no budget.
+On Ascend the dummy run of the engine makes the first of them only, so the other 12 bytes are in no budget. What a
+Mamba-2 mixer holds is read from vLLM's code, not fitted (confidence L).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from hbmtwin.kernels.records import BatchShape, DeviceSpec, ModelShape
+from hbmtwin.kernels.records import BatchShape, DeviceSpec, LayerType, Mamba2, ModelShape
 
 MIB = 1 << 20
 WORKSPACE_RESERVE_BYTES = 16 * MIB
@@ -43,13 +45,19 @@ class Instruction(NamedTuple):
 
 
 class StepProgram(NamedTuple):
-    """What one step does: *before* once, *layer* for each layer, *after* once. Everything it takes it gives back."""
+    """What one step does: *before* once, then layer by layer, *after* once. Everything it takes it gives back."""
 
     before: tuple[Instruction, ...]
-    layer: tuple[Instruction, ...]
+    layers: tuple[tuple[Instruction, ...], ...]
+    """Those of one type are one object."""
     after: tuple[Instruction, ...]
     peak_bytes: int
     """Most bytes that are live at once, workspace included. KV is not."""
+
+    @property
+    def layer(self) -> tuple[Instruction, ...]:
+        """What the first layer does, and where all are alike every layer."""
+        return self.layers[0]
 
 
 class ActivationModel:
@@ -76,20 +84,29 @@ class ActivationModel:
     def program(self, b: BatchShape) -> StepProgram:
         """The program of a step. O(prefilling sequences), and once for each shape O(instructions of a layer)."""
         rows = b.decode_count + len(b.prefill)
+        prefill = b.tokens - b.decode_count if self.model.mamba is not None else 0
         if self.attention == "flash":
-            return self._program(b.tokens, rows, 0, 0)
+            return self._program(b.tokens, rows, 0, 0, prefill)
         pairs = b.kv_read_tokens + sum(new * (context + new) for new, context in b.prefill)
         keys = b.kv_read_tokens + sum(new + context for new, context in b.prefill)
-        return self._program(b.tokens, rows, pairs, keys)
+        return self._program(b.tokens, rows, pairs, keys, prefill)
 
-    def _make(self, tokens: int, rows: int, pairs: int, keys: int) -> StepProgram:
+    def _make(self, tokens: int, rows: int, pairs: int, keys: int, prefill_tokens: int) -> StepProgram:
         m, width = self.model, self.model.dtype_bytes
         hidden = tokens * m.hidden_size * width
         before = (Instruction("malloc", "hidden", hidden),)
-        layer = (*self._attention(tokens, hidden, pairs, keys), *self._mlp(tokens, hidden))
+        mlp = tuple(self._mlp(tokens, hidden))
+        behind = mlp if m.mlp_in_layer else ()
+        programs: dict[LayerType, tuple[Instruction, ...]] = {
+            "attention": (*self._attention(tokens, hidden, pairs, keys), *behind)
+        }
+        if m.mamba is not None:
+            programs["mamba"] = (*self._mamba(m.mamba, tokens, hidden, prefill_tokens), *behind)
+            programs["mlp"] = mlp
+        layers = tuple(programs[kind] for kind in m.layer_types) or (programs["attention"],) * m.num_layers
         after = tuple(self._head(rows, hidden))
-        peak = _peak(chain(before, layer, after))
-        return StepProgram(before, layer, after, peak)
+        peak = _peak(chain(before, *(programs[kind] for kind in programs), after))
+        return StepProgram(before, layers, after, peak)
 
     def _attention(self, tokens: int, hidden: int, pairs: int, keys: int) -> Iterator[Instruction]:
         m, width = self.model, self.model.dtype_bytes
@@ -152,6 +169,15 @@ class ActivationModel:
             yield Instruction("free", "repeated_k")
             yield Instruction("free", "repeated_v")
 
+    def _mamba(self, m: Mamba2, tokens: int, hidden: int, prefill_tokens: int) -> Iterator[Instruction]:
+        mixer = tuple(_mixer(m, tokens, prefill_tokens, self.model.dtype_bytes, self._tp))
+        yield Instruction("malloc", "normed", hidden)
+        yield from mixer[:-3]
+        yield Instruction("malloc", "out_proj", hidden)
+        yield from mixer[-3:]
+        yield Instruction("free", "normed")
+        yield Instruction("free", "out_proj")  # added to the residual stream, in place
+
     def _mlp(self, tokens: int, hidden: int) -> Iterator[Instruction]:
         m = self.model
         inner = tokens * (m.intermediate_size // self._tp) * m.dtype_bytes
@@ -178,6 +204,32 @@ class ActivationModel:
         yield Instruction("malloc", "sampled", rows * 8)
         for name in ("noise", "sample_probabilities", "float_logits", "logits", "sampled", "normed", "hidden"):
             yield Instruction("free", name)
+
+
+def mixer_peak_bytes(m: Mamba2, tokens: int, width: int, tensor_parallel_size: int) -> int:
+    """Most bytes that a Mamba-2 mixer holds at once in a prefill of so many tokens, hidden states not counted."""
+    mixer = tuple(_mixer(m, tokens, tokens, width, tensor_parallel_size))
+    return _peak(iter(mixer))
+
+
+def _mixer(m: Mamba2, tokens: int, prefill_tokens: int, width: int, tp: int) -> Iterator[Instruction]:
+    """The projection's gate is read at the end, so it stays; a prefill's chunks have their states in fp32, and C with
+    B, every token of a chunk with every other."""
+    inner, channels = m.inner_size // tp, m.conv_channels(tp)
+    chunks = -(-prefill_tokens // m.chunk_size)
+    groups = m.group_elements(tp) // m.d_state
+    yield Instruction("malloc", "projected", tokens * (inner + channels + m.n_heads // tp) * width)
+    yield Instruction("malloc", "mixed", tokens * inner * width)
+    yield Instruction("malloc", "convolved", tokens * channels * width)
+    if chunks:
+        yield Instruction("malloc", "chunk_states", chunks * inner * m.d_state * 4)
+        yield Instruction("malloc", "chunk_products", chunks * groups * m.chunk_size**2 * 4)
+        yield Instruction("free", "chunk_products")
+        yield Instruction("free", "chunk_states")
+    yield Instruction("free", "convolved")
+    yield Instruction("malloc", "gated", tokens * inner * width)
+    for name in ("gated", "mixed", "projected"):  # not before the mixer returns, behind its out_proj
+        yield Instruction("free", name)
 
 
 def _peak(program: Iterator[Instruction]) -> int:

@@ -137,6 +137,10 @@ class ModelShape:
         """Layers that keep a state."""
         return self.layer_types.count("mamba")
 
+    def mamba_state_bytes(self, tensor_parallel_size: int = 1) -> int:
+        """What one Mamba-2 layer keeps of a sequence on one rank; 0 without such layers."""
+        return self.mamba.state_bytes(tensor_parallel_size) if self.mamba is not None else 0
+
     @property
     def num_blocks(self) -> int:
         """Attentions, Mamba-2 mixers and MLPs: each adds to the residual stream once, two in a usual layer."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hbmtwin.kernels.activations import mixer_peak_bytes
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 
 GIB = 1 << 30
@@ -123,17 +124,23 @@ def activation_peak(
 
     The larger of two moments: inside a layer, the MLP's gate, up and product beside 3.4 hidden states; at the head,
     all copies of the logits (four scratch rows per multiprocessor among them) beside one hidden state. Logits are
-    gathered in full width, so that more ranks do not shrink them.
+    gathered in full width, so that more ranks do not shrink them. A Mamba-2 mixer may hold more than an MLP: what its
+    code makes, beside as many hidden states, is not fitted (confidence L).
     """
     tokens, hidden, width = max_num_batched_tokens, model.hidden_size, model.dtype_bytes
     mlp = (3 if model.gated_mlp else 2) * model.intermediate_size // tensor_parallel_size
     layer = width * tokens * (10 * mlp + 34 * hidden) // 10
+    source = rules.sources["activations"]
+    if model.mamba is not None:
+        mixer = mixer_peak_bytes(model.mamba, tokens, width, tensor_parallel_size)
+        layer = max(layer, mixer + width * tokens * 34 * hidden // 10)
+        source += "; Mamba-2 mixers as vLLM's code makes them, not fitted (L)"
     logits = min(max_num_seqs, tokens) * model.vocab_size * rules.logits_value_bytes
     scratch = 4 * device.multiprocessor_count * model.vocab_size
     head = logits + scratch + width * tokens * hidden
     size = rules.persistent_bytes + max(layer, head)
     spread = round(size * rules.activation_spread)
-    return Estimate(size, size - spread, size + spread, rules.sources["activations"])
+    return Estimate(size, size - spread, size + spread, source)
 
 
 def non_torch(rules: EngineRules, *, tensor_parallel_size: int) -> Estimate:
@@ -154,6 +161,6 @@ def graph_pool(rules: EngineRules, model: ModelShape, *, max_num_seqs: int) -> E
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
     graphs = rules.graphs_per_size * sum(size <= largest for size in sizes)
     figure, low, high = (
-        rules.graph_base_bytes + per_layer * graphs * model.num_layers for per_layer in rules.graph_layer_bytes
+        rules.graph_base_bytes + per_layer * graphs * model.num_blocks // 2 for per_layer in rules.graph_layer_bytes
     )
     return Estimate(figure, low, high, rules.sources["graphs"])

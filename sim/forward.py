@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, WorkspaceAllocator
@@ -35,6 +35,7 @@ class Forward:
     ) -> None:
         self.general = general
         self.num_layers = num_layers
+        """Those that keep KV of every token."""
         self.activations = activations
         self.repeatable = activations == "none" or (
             activations == "peak" and model is not None and not model.grows_with_context
@@ -67,10 +68,9 @@ class Forward:
         else:
             assert self._model is not None
             program = self._model.program(batch)
-            self._run(program.before, kv, 0)
-            for layer in range(self.num_layers):
-                self._run(program.layer, kv, layer)
-            self._run(program.after, kv, self.num_layers)
+            kv_layers = iter(range(self.num_layers))
+            for instructions in (program.before, *program.layers, program.after):
+                self._run(instructions, kv, kv_layers)
         kv.end_step()
 
     def is_steady(self, work: Work) -> bool:
@@ -102,7 +102,7 @@ class Forward:
         while self._live:
             self.general.free(self._live.popitem()[1])
 
-    def _run(self, instructions: Iterable[Instruction], kv: KVPolicy, layer: int) -> None:
+    def _run(self, instructions: Iterable[Instruction], kv: KVPolicy, kv_layers: Iterator[int]) -> None:
         live, general = self._live, self.general
         for verb, name, size in instructions:
             if verb == "malloc":
@@ -110,7 +110,7 @@ class Forward:
             elif verb == "free":
                 general.free(live.pop(name))
             elif verb == "grow":
-                kv.grow_layer(layer)
+                kv.grow_layer(next(kv_layers))
             elif self._workspace is not None:
                 self._workspace.workspace(size)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -236,7 +237,8 @@ class Noted(ContiguousPolicy):
 def by_hand(activations: Activations, fails_at: int = -1) -> tuple[Forward, Noted]:
     """Two layers of Llama-2-7B on a device of 1 GiB."""
     device = catalog.device("ascend-910b4")
-    program = ActivationModel(catalog.model("llama-2-7b"), device, tensor_parallel_size=1, attention="flash")
+    model = replace(catalog.model("llama-2-7b"), num_layers=2)
+    program = ActivationModel(model, device, tensor_parallel_size=1, attention="flash")
     allocator = CachingAllocator(HbmDriver(GIB), CachingAllocator.Config())
     return Forward(allocator, 2, activations, program), Noted(allocator, fails_at)
 
