@@ -152,7 +152,8 @@ class PagedV0Policy:
         """Take the blocks of *new* tokens behind the computed ones; when admitting, of the whole prompt.
 
         Refused leaves everything as it was; when admitting, ``need_bytes`` has the watermark in it, and is more than
-        the whole pool where the prompt can never come in. The watermark counts whether others run or not. Raise
+        the whole pool where the prompt can never come in. The watermark counts whether others run or not. Admitting a
+        sequence that was swapped in asks for new blocks only: :meth:`can_swap_in` has counted what it touches. Raise
         ValueError for a *hit* that :meth:`lookup` does not promise, and for a sequence that is swapped out.
         O(blocks taken).
         """
@@ -163,10 +164,13 @@ class PagedV0Policy:
             raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: {self.lookup(s)} of its prefix are cached")
         tokens, free = min(s.num_computed_tokens + hit + new, longest), self._pool.free
         if table is not None:
-            touched = self._touched(table.seen, tokens + lookahead)
-            if touched > free:
-                return self._refused(touched, free, "fewer blocks are free than the tokens touch")
-            self._tables.append(table, tokens=tokens, blocks=self._blocks_for(tokens + lookahead))
+            blocks = self._blocks_for(tokens + lookahead)
+            need = self._touched(table.seen, tokens + lookahead)
+            if admitting:
+                need = max(0, blocks - len(table.blocks)) + self._tables.copies_next(table)
+            if need > free:
+                return self._refused(need, free, "fewer blocks are free than the tokens touch")
+            self._tables.append(table, tokens=tokens, blocks=blocks)
             return _GRANTED
         seen = min(max(tokens, s.num_tokens if admitting else 0), longest)
         blocks = self._blocks_for(seen + lookahead)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.paged_v0 import AllocStatus, PagedV0Policy
-from hbmtwin.allocators.records import KVSequence, Refused, Release
+from hbmtwin.allocators.records import Granted, KVSequence, Refused, Release
 from hbmtwin.sim.continuous import ContinuousScheduler
 from hbmtwin.sim.scheduler import Admitted, Entry, Finished, Plan, SchedulerConfig, schedulers
 
@@ -95,13 +95,13 @@ class VllmV0Scheduler(ContinuousScheduler):
             new = s.num_tokens - hit
             if new > budget or len(running) + len(samples) > config.max_num_seqs:
                 return
-            kv.reserve(s, new, hit=hit, admitting=True, others_running=bool(running))
+            _granted(kv.reserve(s, new, hit=hit, admitting=True, others_running=bool(running)))
             plan.scheduled.append((s, new))
             if new == 1:
                 plan.decoding.append(s)
             self._run(plan, samples[0], hit)
             for entry in samples[1:]:
-                kv.fork(s, entry.sequence)
+                _granted(kv.fork(s, entry.sequence))
                 plan.forked.append(entry.sequence)
                 self._run(plan, entry, s.num_tokens)
             _take(self._waiting, samples)
@@ -163,7 +163,7 @@ class VllmV0Scheduler(ContinuousScheduler):
                 self._back_to_queue(entry)
         elif kv.can_swap_out([entry.sequence for entry in victims]):
             for entry in victims:
-                kv.swap_out(entry.sequence)
+                _granted(kv.swap_out(entry.sequence))
                 self._uncount(entry)
                 self._swapped.append(entry)
         else:
@@ -189,10 +189,13 @@ class VllmV0Scheduler(ContinuousScheduler):
             if status is AllocStatus.LATER or (over and running):
                 return
             for entry in _take(self._swapped, samples):
-                kv.swap_in(entry.sequence)
+                _granted(kv.swap_in(entry.sequence))
                 running.append(entry)
                 self._running_tokens += entry.sequence.num_computed_tokens
-            self._append(plan, kv, sequences)
+            for s in sequences:
+                _granted(kv.reserve(s, 1, admitting=True, others_running=True))
+                plan.scheduled.append((s, 1))
+                plan.decoding.append(s)
             self._came_back = True
 
     # -- in leaps ----------------------------------------------------------------------------------------------------
@@ -208,6 +211,12 @@ class VllmV0Scheduler(ContinuousScheduler):
             s.num_tokens += 1
         ended = [e for s in p.forked if s.num_tokens >= (e := self._entries[s.id]).final_tokens]
         return finished + self._finish(ended)
+
+
+def _granted(answer: Granted | Refused) -> None:
+    """Raise RuntimeError if the policy refuses what it said would fit."""
+    if isinstance(answer, Refused):
+        raise RuntimeError(f"paged_v0 broke its word: {answer.reason}")
 
 
 def _key(entry: Entry) -> tuple[int, int]:
