@@ -44,6 +44,7 @@ SCHEDULERS = (
         {"scheduler.policy": "static_batch", "scheduler.batching": batching}
         for batching in ("padded", "sorted", "buckets", "variable")
     ),
+    {"scheduler.policy": "vllm_v0"},
 )
 Keys = dict[str, Any]
 
@@ -92,7 +93,8 @@ def refusals(s: Scenario) -> set[str]:
         "memory.admission": memory.admission == "reserve" and not contiguous,
         "memory.oom": memory.oom in ("reject", "preempt")
         and (contiguous and kv.copy_scope == "tensor" and kv.growth != "static"),
-        "scheduler.policy": batch.policy == "static_batch" and kv.policy == "paged",
+        "scheduler.policy": (batch.policy == "static_batch" and kv.policy == "paged")
+        or (batch.policy == "vllm_v0") != (kv.policy == "paged" and kv.version == "v0"),
         "session.between_turns": s.session.between_turns == "prefix_cache"
         or (padded and s.session.between_turns == "keep"),
     }
@@ -169,8 +171,8 @@ def test_schedulers_by_policy_and_what_stays_between_turns() -> None:
         kv_cache__retention=("full", "sliding_window(100)"),
     )
     refused = {key: seen[key] for key in ("session.between_turns", "kv_cache.retention", "scheduler.policy")}
-    assert refused == {"session.between_turns": 36, "kv_cache.retention": 26, "scheduler.policy": 8}
-    assert seen["ran"] == 90 - sum(refused.values())
+    assert refused == {"session.between_turns": 36, "kv_cache.retention": 26, "scheduler.policy": 26}
+    assert seen["ran"] == 108 - sum(refused.values())
 
 
 def test_allocators_of_weights_and_cache_by_policy() -> None:
@@ -218,7 +220,8 @@ def drawn() -> st.SearchStrategy[Keys]:
             "engine.gpu_memory_utilization": one(0.442, 0.443, 0.445, 0.46, 0.6),
             "engine.attention": one("flash", "flash", "standard"),
             "engine.task_queue_enable": one(0, 1, 2),
-            "scheduler.policy": one("continuous", "continuous", "static_batch"),
+            "scheduler.policy": one("continuous", "continuous", "static_batch", "vllm_v0"),
+            "scheduler.preemption_mode": one("auto", "swap"),
             "scheduler.batching": one("padded", "sorted", "buckets", "variable"),
             "scheduler.max_num_seqs": one(1, 3, 256),
             "scheduler.max_num_batched_tokens": one(16, 100, 2048),
@@ -228,6 +231,7 @@ def drawn() -> st.SearchStrategy[Keys]:
             "memory.oom": one(None, "stop", "reject", "preempt"),
             "memory.admission": one("none", "none", "none", "reserve"),
             "kv_cache.policy": one("contiguous", *kv_policies.names()),
+            "kv_cache.version": one("0.27", "v0"),
             "kv_cache.growth": one(*GROWTH_RULES),
             "kv_cache.decode_growth": one(*(name for name in GROWTH_RULES if name != "hybrid")),
             "kv_cache.step_tokens": one(7, 64),

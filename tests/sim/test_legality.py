@@ -19,6 +19,7 @@ ALLOCATORS, POLICIES, SCHEDULERS = map(", ".join, (device_allocators.names(), kv
 
 
 VIRTUAL = "kv_cache.policy=virtual"
+V0 = ("kv_cache.version=v0", "scheduler.policy=vllm_v0")
 
 ILLEGAL: list[tuple[list[str], str]] = [
     (
@@ -89,6 +90,41 @@ ILLEGAL: list[tuple[list[str], str]] = [
     (
         ["kv_cache.policy=paged_v0"],
         "kv_cache.policy: write 'paged' with kv_cache.version = 'v0', not 'paged_v0'",
+    ),
+    (
+        ["kv_cache.version=v0"],
+        "scheduler.policy: 'continuous' does not know the rules of kv_cache.version = 'v0'; use vllm_v0, or a later "
+        "version",
+    ),
+    (
+        ["scheduler.policy=vllm_v0"],
+        "scheduler.policy: 'vllm_v0' swaps and forks blocks, which paged of 0.27 does not; use continuous, or "
+        "kv_cache.policy = 'paged' with kv_cache.version = 'v0'",
+    ),
+    (
+        ["workload.samples=4", "workload.users=2"],
+        "workload.samples: 4 answers to a prompt leave no one answer to go on with; give workload.request_rate instead "
+        "of workload.users, or samples = 1",
+    ),
+    (
+        ["workload.samples=4"],
+        "workload.samples: 4 answers to a prompt leave no one answer to go on with; set session.turns = 1, or samples "
+        "= 1",
+    ),
+    (
+        ["workload.samples=4", "session.turns=1", "session.between_turns=keep"],
+        "workload.samples: 4 answers to a prompt leave no one answer to go on with; set session.between_turns = "
+        "'drop', or samples = 1",
+    ),
+    (
+        [*V0, "workload.samples=4", "session.turns=1", "scheduler.max_num_seqs=3"],
+        "workload.samples: 4 of a prompt run together in v0, and scheduler.max_num_seqs is 3; raise that, or take "
+        "fewer",
+    ),
+    (
+        [*V0, "workload.samples=4", "session.turns=1", "scheduler.preemption_mode=recompute"],
+        "scheduler.preemption_mode: recompute is for single sequences, v0 stops where a prompt has several samples; "
+        "use auto or swap",
     ),
     (
         ["kv_cache.policy=paged_groups"],
@@ -291,6 +327,16 @@ def test_what_happens_out_of_memory_depends_on_the_policy() -> None:
         ),
         (["scheduler.max_num_batched_tokens=256"], []),
         ([CONTIGUOUS, "scheduler.max_num_batched_tokens=255"], []),
+        ([*V0, "engine.max_model_len=2048"], []),
+        (
+            V0,
+            [
+                "scheduler.max_num_batched_tokens = 2048 rejects longer prompts, and longer requests once they are "
+                "preempted: v0 refuses to start with less than max_model_len"
+            ],
+        ),
+        (["scheduler.preemption_mode=swap"], ["scheduler.preemption_mode concerns the scheduler 'vllm_v0' only"]),
+        (["kv_cache.swap_space_bytes=0"], ["kv_cache.swap_space_bytes does not concern the policy 'paged'"]),
         (["scheduler.batching=sorted"], ["scheduler.batching concerns the scheduler 'static_batch' only"]),
         (
             ["engine.task_queue_enable=2"],
