@@ -1,6 +1,7 @@
-"""Prefix caching against a second model, written from section 2 of specs/paged-kv.md alone: plain lists, real tokens.
+"""Prefix caching against a second model, written from sections 2, 7, 8 and 11 of specs/paged-kv.md alone.
 
-Ids, hits and the order of the free queue are compared after every operation. Prompts of whole blocks are repeated and
+It keeps plain lists of real tokens. Ids, hits, statistics and the order of the free queue are compared after every
+operation, for each version's rules and for both gates. Prompts of whole blocks are repeated and
 extended and pools are small, or a model without the last-token rule would pass. Planted bugs show that it does not.
 """
 
@@ -33,7 +34,10 @@ def blocks_for(tokens: int, size: int) -> int:
 
 @dataclass
 class NaivePool:
-    """Section 2, sentence by sentence. A key is the whole prefix; the map is a list of (key, block) by insertion."""
+    """Section 2 with the table of section 8, sentence by sentence, and the gate of section 11.
+
+    A key is the whole prefix; the map is a list of (key, block) by insertion.
+    """
 
     config: PagedConfig
     free: list[int] = field(default_factory=list)
@@ -42,6 +46,11 @@ class NaivePool:
     tables: dict[int, list[int]] = field(default_factory=dict)
     known: dict[tuple[int, tuple[Token, ...]], int] = field(default_factory=dict)
     prefixes: dict[int, list[int]] = field(default_factory=dict)
+    full: dict[int, int] = field(default_factory=dict)
+    """Blocks of prompt + max_new, of each sequence that runs."""
+    gone: list[int] = field(default_factory=list)
+    """Who was preempted."""
+    stats: list[int] = field(default_factory=lambda: [0] * 6)
 
     def __post_init__(self) -> None:
         self.free = list(range(1, self.config.num_blocks))
@@ -70,7 +79,14 @@ class NaivePool:
             if key not in first:
                 break
             found.append(first[key])
+        if self.config.version in ("0.18", "0.22"):
+            self.queried(s, found)
         return found
+
+    def queried(self, s: KVSequence, found: list[int]) -> None:
+        at = 3 if s.id in self.gone else 0
+        for place, count in enumerate((1, s.num_tokens, len(found) * self.config.block_size)):
+            self.stats[at + place] += count
 
     def allocate(
         self, s: KVSequence, new: int, hits: list[int], lookahead: int, admitting: bool, others_running: bool
@@ -79,7 +95,15 @@ class NaivePool:
         table = list(self.tables.get(s.id, []))
         watermark = int(self.config.watermark * self.config.num_blocks) if admitting and others_running else 0
         unused = len([block for block in hits if self.refs[block] == 0])
-        if admitting and self.config.reserve_full_sequence is not False:
+        full = blocks_for(min(s.max_tokens + lookahead, longest), size)
+        if admitting and self.config.admission == "reserve":
+            lacking = sum(self.full[other] - len(blocks) for other, blocks in self.tables.items())
+            if full > len(self.free) - lacking:
+                return False
+        whole = self.config.version in ("0.22", "0.27")
+        if self.config.reserve_full_sequence is not None:
+            whole = self.config.reserve_full_sequence
+        if admitting and whole:
             need = blocks_for(min(s.num_tokens, longest), size) - len(table) - len(hits) + unused
             if need + watermark > len(self.free):
                 return False
@@ -97,6 +121,10 @@ class NaivePool:
             self.keys = [pair for pair in self.keys if pair[1] != block]
             self.refs[block] = 1
             table.append(block)
+        if s.id not in self.tables:
+            self.full[s.id] = full
+            if self.config.enable_prefix_caching and self.config.version == "0.27":
+                self.queried(s, hits)
         self.tables[s.id] = table
         if self.config.enable_prefix_caching:
             have = {block for _, block in self.keys}
@@ -112,7 +140,7 @@ class NaivePool:
             self.refs[block] -= 1
             if self.refs[block]:
                 continue
-            if self.config.enable_prefix_caching and block not in have:
+            if self.config.enable_prefix_caching and block not in have and self.config.version == "0.27":
                 head.append(block)
             else:
                 self.free.append(block)
@@ -123,6 +151,7 @@ class NaivePool:
         tables = {owner: list(table) for owner, table in self.tables.items()}
         twin = copy.copy(self)
         twin.free, twin.refs, twin.keys, twin.tables = list(self.free), list(self.refs), list(self.keys), tables
+        twin.stats = list(self.stats)
         return twin
 
     def undo(self, before: NaivePool, adopted: list[list[int]]) -> NaivePool:
@@ -132,6 +161,8 @@ class NaivePool:
         popped = {b for table in self.tables.values() for b in table if before.refs[b] == 0 and b not in back}
         before.keys = [(key, block) for key, block in before.keys if block not in popped]
         before.free = [block for block in before.free if block not in back] + back
+        if self.config.version != "0.27":
+            before.stats = self.stats  # looked up is looked up
         return before
 
     def reset(self) -> bool:
@@ -158,7 +189,7 @@ class Comparison:
         verbs = [self.admit] * 4 + [self.step] * 4 + [self.leap, self.end, self.end, self.abort]
         while self.operations < operations:
             self.draw.choice(verbs)()
-            for s in [s for s in self.running if s.num_tokens >= self.policy.config.max_model_len]:
+            for s in [s for s in self.running if s.num_tokens >= s.max_tokens]:
                 self.finish(s)
             self.compare()
             if self.draw.random() < 0.02:
@@ -197,14 +228,17 @@ class Comparison:
         self.told.append((spans, length))
         longest = self.policy.config.max_model_len
         output = (f"o{self.next_id if self.draw.random() < 0.5 else 0}", 0, longest + 8)
-        s = KVSequence(
-            id=self.next_id, session=0, turn=0, num_tokens=length, max_tokens=length, spans=(*self.cut(spans), output)
-        )
+        most = longest
+        if self.policy.config.admission == "reserve":
+            most = min(longest, length + self.draw.choice((2, self.policy.config.block_size, 40)))
+        s = KVSequence(self.next_id, 0, 0, length, most, spans=(*self.cut(spans), output))
         self.next_id += 1
         return s
 
     def reserve(self, s: KVSequence, new: int, hits: list[int], lookahead: int, admitting: bool) -> bool:
         others = bool(self.running)
+        if self.policy.config.admission == "reserve":
+            lookahead = 2  # a server's drafts are always as many
         hit = len(hits) * self.policy.config.block_size
         answer = self.policy.reserve(s, new, hit=hit, lookahead=lookahead, admitting=admitting, others_running=others)
         granted = self.naive.allocate(s, new, hits, lookahead, admitting, others)
@@ -253,6 +287,7 @@ class Comparison:
             s = self.running[index]
             new = self.chunk(s)
             drafts = self.draw.choice((0, 0, 0, 2)) if s.num_computed_tokens + new == s.num_tokens else 0
+            drafts = 0 if self.policy.config.admission == "reserve" else drafts
             if self.reserve(s, new + drafts, [], self.draw.choice((0, 0, 0, 5)), False):
                 scheduled.append((s, new))
                 index += 1
@@ -260,6 +295,7 @@ class Comparison:
                 victim = self.running.pop()
                 self.policy.release(victim, Release.PREEMPT)
                 self.naive.release(victim)
+                self.naive.gone.append(victim.id)
                 victim.num_computed_tokens = 0
                 self.waiting.append(victim)
                 self.count("preempt")
@@ -278,13 +314,12 @@ class Comparison:
             self.computed(s, 1)
         if granted != decoding:
             return
-        longest = max((s.num_tokens for s in decoding), default=0)
-        limit = min(self.draw.randint(0, 60), self.policy.config.max_model_len - longest)
+        limit = min([self.draw.randint(0, 60), *(s.max_tokens - s.num_tokens for s in decoding)])
         k = self.policy.horizon(decoding, limit)
         self.policy.advance(decoding, k)
         for _ in range(k):
             for s in decoding:
-                assert self.naive.allocate(s, 1, [], 0, False, True)
+                assert self.naive.allocate(s, 1, [], 0, False, True), "within the horizon"
                 self.computed(s, 1)
         self.count("leap")
         self.operations += 1
@@ -327,6 +362,7 @@ class Comparison:
         for s in self.running:
             assert self.policy.block_ids(s) == tuple(self.naive.tables[s.id])
         assert list(self.policy._free) == self.naive.free
+        assert list(self.policy.prefix_stats()) == self.naive.stats
         usage, config = self.policy.usage(), self.policy.config
         block = config.block_size * TINY.token_bytes
         have = {b for _, b in self.naive.keys}
@@ -352,6 +388,14 @@ CONFIGS = {
     ),
     "large": PagedConfig(num_blocks=400, block_size=4, max_model_len=300, watermark=0.05, enable_prefix_caching=True),
     "off": PagedConfig(num_blocks=45, block_size=4, max_model_len=120, watermark=0.1),
+    "0.22": PagedConfig(num_blocks=50, block_size=4, max_model_len=120, version="0.22", enable_prefix_caching=True),
+    "0.18": PagedConfig(num_blocks=80, block_size=4, max_model_len=150, version="0.18", enable_prefix_caching=True),
+    "full length": PagedConfig(
+        num_blocks=60, block_size=4, max_model_len=150, admission="reserve", enable_prefix_caching=True
+    ),
+    "full length, off": PagedConfig(
+        num_blocks=60, block_size=3, max_model_len=150, version="0.18", admission="reserve"
+    ),
 }
 
 
@@ -359,8 +403,10 @@ CONFIGS = {
 def test_ids_hits_and_queue_are_those_of_the_naive_model(config: PagedConfig) -> None:
     comparison = Comparison(PagedPolicy, config, seed=1)
     comparison.run(17_000)
-    for what in ("reserve granted", "reserve refused", "preempt", "leap", "abort"):
+    reserved = config.admission == "reserve"
+    for what in ("reserve granted", "reserve refused", "leap", "abort", *([] if reserved else ["preempt"])):
         assert comparison.counts[what] >= 20, f"the traffic has too few of: {what}"
+    assert not reserved or "preempt" not in comparison.counts
     assert (comparison.counts.get("hit", 0) >= 300) == config.enable_prefix_caching
 
 
@@ -423,7 +469,68 @@ class KeepsKeysOfAnAbortedStep(PagedPolicy):
         super().abort_step()
 
 
-@pytest.mark.parametrize("broken", [LeapsKeysSequenceBySequence, KeepsKeysOfAnAbortedStep])
-def test_a_planted_bug_in_the_policy_is_noticed(broken: type[PagedPolicy]) -> None:
+class AdmitsByPresentLength(PagedPolicy):
+    """Promises a newcomer what it has now, and not its full length."""
+
+    def reserve(self, s: KVSequence, new: int, **more: int) -> Granted | Refused:
+        most, s.max_tokens = s.max_tokens, s.num_tokens
+        answer = super().reserve(s, new, **more)
+        s.max_tokens = most
+        return answer
+
+
+class ForgetsWhatItPromised(PagedPolicy):
+    """A leap's blocks count as if they had not been promised."""
+
+    def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
+        free = len(self._free)
+        super().advance(decoding, k)
+        self._admission.promised += free - len(self._free)
+
+
+class CountsThePreemptedAsNew(PagedPolicy):
+    def release(self, s: KVSequence, why: Release) -> None:
+        super().release(s, why)
+        self._prefixes.gone(s)
+
+
+class CountsAdmissionsThatWereUndone(PagedPolicy):
+    def abort_step(self) -> None:
+        self._prefixes.end_step()
+        super().abort_step()
+
+
+@pytest.mark.parametrize(
+    ("broken", "name"),
+    [
+        (LeapsKeysSequenceBySequence, "large"),
+        (KeepsKeysOfAnAbortedStep, "large"),
+        (AdmitsByPresentLength, "full length"),
+        (ForgetsWhatItPromised, "full length, off"),
+        (CountsThePreemptedAsNew, "0.22"),
+        (CountsThePreemptedAsNew, "blocks of 4"),
+        (CountsAdmissionsThatWereUndone, "blocks of 4"),
+    ],
+)
+def test_a_planted_bug_in_the_policy_is_noticed(broken: type[PagedPolicy], name: str) -> None:
     with pytest.raises(AssertionError):
-        Comparison(broken, CONFIGS["large"], seed=1).run(17_000)
+        Comparison(broken, CONFIGS[name], seed=1).run(17_000)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "instead"),
+    [
+        ("frees_bare_blocks_first", "0.22", True),
+        ("frees_bare_blocks_first", "blocks of 4", False),
+        ("admits_whole_sequences", "0.18", True),
+        ("admits_whole_sequences", "0.22", False),
+        ("counts_look_ups", "0.18", False),
+        ("counts_look_ups", "blocks of 4", True),
+    ],
+)
+def test_a_rule_of_another_version_is_noticed(
+    rule: str, name: str, instead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PagedConfig, rule, property(lambda config: instead))
+    with pytest.raises(AssertionError):
+        Comparison(PagedPolicy, CONFIGS[name], seed=1).run(17_000)
