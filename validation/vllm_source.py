@@ -19,7 +19,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 VERSION = "0.27.1"
@@ -38,13 +38,13 @@ REAL = (
     "vllm.v1.core.single_type_kv_cache_manager",
     "vllm.v1.kv_cache_interface",
     "vllm.v1.kv_cache_spec_registry",
+    "vllm.v1.metrics.stats",
     "vllm.v1.request",
     "vllm.v1.utils",
 )
 HARMLESS = frozenset(
     {
         "vllm.logger.init_logger",
-        "vllm.v1.metrics.stats.PrefillStats",
         "vllm.config.get_current_vllm_config_or_none",
         "vllm.platforms.current_platform.register_custom_kv_cache_specs",
     }
@@ -97,10 +97,24 @@ class _NoStructuredOutput:
         """None: no request here asks for a grammar."""
 
 
+class _Event(SimpleNamespace):
+    """A cache event without the machinery that sends it: the fields that vLLM's block pool gives it."""
+
+
+EVENTS = {
+    f"vllm.distributed.kv_events.{name}": type(name, (_Event,), {})
+    for name in ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+}
+"""Stubs that are records: the real ones are the same fields, made to be packed and sent."""
+
+
 class _StubModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        record = EVENTS.get(f"{self.__name__}.{name}")
+        if record is not None:
+            return record
         if name == "StructuredOutputRequest":
             return _NoStructuredOutput
         made = _stub(f"{self.__name__}.{name}")
