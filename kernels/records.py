@@ -28,8 +28,6 @@ class Mamba2:
     """Of the convolution's state: vLLM's ``mamba_cache_dtype``."""
     ssm_dtype_bytes: int = 2
     """Of the recurrence's: vLLM's ``mamba_ssm_cache_dtype``."""
-    prefix_caching: bool = True
-    """Whether vLLM knows how to keep the model's states at every block (``SupportsMambaPrefixCaching``)."""
 
     def __post_init__(self) -> None:
         sizes = (self.n_heads, self.d_head, self.d_state, self.n_groups, self.chunk_size)

@@ -79,7 +79,8 @@ def layer_weight_bytes(model: ModelShape, tensor_parallel_size: int = 1, layer_t
 
 
 def _types(model: ModelShape) -> tuple[LayerType, ...]:
-    return model.layer_types or ("attention",) * model.num_layers
+    attention: LayerType = "attention"
+    return model.layer_types or (attention,) * model.num_layers
 
 
 def _mlp(model: ModelShape, tp: int) -> Iterator[tuple[str, int, int]]:

@@ -55,7 +55,7 @@ def kv_layout(
                 f"{', '.join((*SIXTEEN_BIT, *FP8))}"
             )
         return KVLayout(
-            num_layers=model.num_layers,
+            num_layers=model.num_attention_layers,
             num_kv_heads=1,
             head_dim=model.latent_dim,
             dtype=_dtype("dtype", dtype, model),
@@ -63,7 +63,7 @@ def kv_layout(
             v_head_dim=0,
         )
     return KVLayout(
-        num_layers=model.num_layers,
+        num_layers=model.num_attention_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         dtype=_dtype("dtype", dtype, model),

@@ -248,7 +248,7 @@ class Twin:
         workspace: Any = general if outside else None
         tp = s.engine.tensor_parallel_size
         activations = ActivationModel(self.model, self.device, tensor_parallel_size=tp, attention=s.engine.attention)
-        forward = Forward(general, self.model.num_layers, s.memory.activations, activations, workspace)
+        forward = Forward(general, self.layout.num_layers, s.memory.activations, activations, workspace)
         try:
             forward.load(chain(weight_tensors(self.model, tp), scale_tensors(self.layout)), budget.activation_bytes)
         except OutOfMemory as error:  # the budget does not round, the allocator does

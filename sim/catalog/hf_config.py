@@ -1,8 +1,8 @@
 """Read a model's sizes from a Hugging Face ``config.json``.
 
 The file is not trusted: its size is bounded and every number checked. A model whose memory follows other rules
-(mixture of experts, state spaces, chunked attention, quantised weights), that reads more than text, or that writes
-none, is refused by name: a wrong size is worse than none.
+(mixture of experts, state spaces other than those of :mod:`hbmtwin.sim.catalog.mamba_layers`, chunked attention,
+quantised weights), that reads more than text, or that writes none, is refused by name: a wrong size is worse than none.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from hbmtwin.kernels.records import ModelShape
 from hbmtwin.sim.catalog.attention_windows import layer_windows
 from hbmtwin.sim.catalog.errors import CatalogError
+from hbmtwin.sim.catalog.mamba_layers import HYBRIDS, hybrid_layers
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_SIZE = 1 << 24
@@ -24,7 +25,7 @@ MAX_LAYERS = 1 << 12
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 2}
 """vLLM's ``dtype = "auto"`` loads float32 checkpoints as 16 bit, and so do we."""
 
-PLAIN_MLP = frozenset({"gpt_neox", "nemotron", "opt", "phi", "starcoder2"})
+PLAIN_MLP = frozenset({"gpt_neox", "nemotron", "nemotron_h", "opt", "phi", "starcoder2"})
 """Model types whose MLP has two matrices; all others with these field names have gate, up and down."""
 
 TIED = frozenset({"cohere", "cohere2", "gemma", "gemma2", "gemma3_text"})
@@ -61,7 +62,9 @@ NOT_COMPUTED = {
     "linear_num_value_heads": "linear attention",
     "cross_attention_layers": "cross attention",
 }
-"""Fields that, when set, make a model whose memory is not computed yet."""
+"""Fields that, when set and not 0, make a model whose memory is not computed yet."""
+OF_HYBRIDS = {"nemotron_h": ("num_experts", "n_routed_experts", "moe_intermediate_size")}
+"""Those of them that may stand in the config of a dense model of that type: its layers say what it is."""
 
 
 def read_config(path: Path) -> ModelShape:
@@ -115,12 +118,18 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
     if not isinstance(tied_flag, bool):
         raise CatalogError(f"{where}: tie_word_embeddings must be true or false, not {tied_flag!r}")
     dtype_bytes, dtype_source = _dtype_bytes(config, where)
+    hybrid = None
+    if config.get("model_type") in HYBRIDS:
+        hybrid = hybrid_layers(
+            config, where, num_layers=num_layers, hidden_size=hidden, head_dim=head_dim, dtype_bytes=dtype_bytes
+        )
+    mlp_size = "shared_intermediate_size" if config.get("model_type") == "granitemoehybrid" else "intermediate_size"
     written_out = bool(latent) and config.get("model_type") in LATENT_NOT_CACHED
     return ModelShape(
         name=name,
         num_layers=num_layers,
         hidden_size=hidden,
-        intermediate_size=_size(config, "intermediate_size", where),
+        intermediate_size=_size(config, mlp_size, where),
         num_attention_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -135,8 +144,15 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
         qk_rope_head_dim=latent.get("qk_rope_head_dim", 0),
         v_head_dim=latent.get("v_head_dim", 0),
         latent_cache=not written_out,
-        layer_windows=layer_windows(config, where, num_layers),
-        source=source + dtype_source + ("; vLLM caches its K and V, not the latent" if written_out else ""),
+        layer_windows=() if hybrid else layer_windows(config, where, num_layers),
+        rotary_dim=hybrid.rotary_dim if hybrid else None,
+        mamba=hybrid.mamba if hybrid else None,
+        layer_types=hybrid.layer_types if hybrid else (),
+        mlp_in_layer=hybrid.mlp_in_layer if hybrid else True,
+        source=source
+        + dtype_source
+        + (hybrid.source if hybrid else "")
+        + ("; vLLM caches its K and V, not the latent" if written_out else ""),
     )
 
 
@@ -171,8 +187,12 @@ def _refuse_what_writes_no_text(config: Mapping[str, Any], where: str) -> None:
 
 
 def _refuse_what_is_not_computed(config: Mapping[str, Any], where: str) -> None:
+    kind = str(config.get("model_type"))
+    allowed = OF_HYBRIDS.get(kind, ())
     for key, what in NOT_COMPUTED.items():
-        if config.get(key) is not None:
+        if (key == "mamba_d_state" and kind in HYBRIDS) or key in allowed:
+            continue
+        if config.get(key) not in (None, 0):
             raise CatalogError(
                 f"{where}: {what} ({key}) comes with a later release; dense decoders in 16 bit are computed now"
             )

@@ -40,8 +40,8 @@ def config(folder: Path, text: str | bytes | None = None, **changes: Any) -> str
 def test_ids() -> None:
     assert devices() == ("a100-80gb", "ascend-910b2", "ascend-910b4")
     assert models() == (
-        *("command-r7b", "gemma-2-9b", "gemma-3-1b", "llama-2-70b", "llama-2-7b", "llama-3.1-8b", "minicpm3-4b"),
-        *("mistral-7b-v0.1", "olmo-3-7b", "youtu-llm-2b"),
+        *("bamba-9b", "command-r7b", "gemma-2-9b", "gemma-3-1b", "granite-4.0-h-micro", "llama-2-70b", "llama-2-7b"),
+        *("llama-3.1-8b", "minicpm3-4b", "mistral-7b-v0.1", "nemotron-nano-9b-v2", "olmo-3-7b", "youtu-llm-2b"),
     )
 
 
