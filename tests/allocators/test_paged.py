@@ -23,8 +23,8 @@ def policy_of(num_blocks: int = 8, block_size: int = 4, **settings: object) -> P
     return PagedPolicy(TINY, arena, config)
 
 
-def sequence(id: int, tokens: int) -> KVSequence:
-    return KVSequence(id=id, session=id, turn=0, num_tokens=tokens, max_tokens=4096)
+def sequence(id: int, tokens: int, most: int = 4096) -> KVSequence:
+    return KVSequence(id=id, session=id, turn=0, num_tokens=tokens, max_tokens=most)
 
 
 def admit(policy: PagedPolicy, s: KVSequence, **more: bool) -> tuple[int, ...]:
@@ -125,6 +125,62 @@ def test_a_first_chunk_is_admitted_only_if_the_whole_prompt_fits() -> None:
     assert isinstance(policy_of().reserve(s, 4, admitting=True), Refused)
     assert policy_of(reserve_full_sequence=False).reserve(s, 4, admitting=True) == Granted(0)
     assert policy_of(max_model_len=28).reserve(s, 4, admitting=True) == Granted(0)
+
+
+@pytest.mark.parametrize(("version", "whole"), [("0.18", False), ("0.22", True), ("0.27", True)])
+def test_each_version_has_its_gate_unless_it_is_set(version: str, whole: bool) -> None:
+    s = sequence(1, 29)
+    for switch, refused in ((None, whole), (True, True), (False, False)):
+        policy = policy_of(version=version, reserve_full_sequence=switch)
+        assert isinstance(policy.reserve(s, 4, admitting=True), Refused) == refused
+
+
+def test_full_lengths_are_counted_beside_those_that_run() -> None:
+    """TensorRT-LLM's GUARANTEED_NO_EVICT: 9 blocks; a may come to hold 4 of them, b 5, and then there is none left."""
+    policy = policy_of(num_blocks=10, admission="reserve")
+    a, b, c = sequence(1, 3, 16), sequence(2, 3, 17), sequence(3, 1, 1)
+    admit(policy, a)
+    assert policy.reserve(sequence(4, 3, 21), 3, admitting=True, others_running=True) == Refused(
+        6 * 4 * TOKEN, 5 * 4 * TOKEN, "its full length does not fit beside those of running sequences"
+    )
+    admit(policy, b)
+    assert policy.usage().held == 2 * 4 * TOKEN
+    assert isinstance(policy.reserve(c, 1, admitting=True), Refused)
+    decode(policy, b, 13)
+    policy.advance([a], 12)
+    assert len(policy.block_ids(a) + policy.block_ids(b)) == 4 + 4
+    assert isinstance(policy.reserve(c, 1, admitting=True), Refused), "what was promised may have been taken"
+    policy.release(a, Release.FINISH)
+    assert admit(policy, c) == (9,)
+
+
+def test_a_full_length_ends_at_the_longest_and_counts_drafts() -> None:
+    policy = policy_of(num_blocks=6, max_model_len=20, admission="reserve")
+    assert policy.reserve(sequence(1, 3, 1000), 3, admitting=True) == Granted()
+    policy.abort_step()
+    policy = policy_of(num_blocks=6, admission="reserve")
+    assert isinstance(policy.reserve(sequence(1, 3, 20), 3, lookahead=1, admitting=True), Refused)
+    assert policy.reserve(sequence(1, 3, 19), 3, lookahead=1, admitting=True) == Granted()
+
+
+def test_the_last_admitted_give_way_until_there_is_room_and_at_last_the_one_that_asks() -> None:
+    policy = policy_of(num_blocks=4)
+    running = [sequence(id, 4) for id in (1, 2, 3)]
+    for s in running:
+        admit(policy, s)
+    a = running[0]
+    gave_way = []
+    for _ in range(9):
+        while isinstance(policy.reserve(a, 1), Refused):
+            victim = running.pop()
+            gave_way.append(victim.id)
+            policy.release(victim, Release.PREEMPT)
+            if victim is a:
+                break
+        policy.end_step()
+        a.num_computed_tokens += 1
+    assert gave_way == [3, 2, 1]
+    assert queue(policy) == [2, 3, 1]
 
 
 def test_the_watermark_stays_free_while_others_run() -> None:
@@ -300,6 +356,9 @@ def test_sharing_and_swapping_are_refused_with_a_reason() -> None:
         ({"block_size": 0}, "block_size must be at least 1, not 0"),
         ({"max_model_len": 0}, "max_model_len must be at least 1, not 0"),
         ({"watermark": 1.0}, "watermark must be from 0 to below 1, not 1.0"),
+        ({"watermark": 0.1, "version": "0.22"}, r"watermark must be 0 with version 0\.22: it came with 0\.27"),
+        ({"version": "0.19"}, r"version must be one of 0\.18, 0\.22, 0\.27, not '0\.19'"),
+        ({"admission": "hope"}, "admission must be one of none, reserve, not 'hope'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, float], message: str) -> None:

@@ -8,7 +8,10 @@ from hbmtwin.allocators.block_keys import BlockKeys
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
+from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixStats
 from hbmtwin.allocators.records import Granted, KVLayout, KVSequence, Refused, Release, Span
+from hbmtwin.sim.run import Twin
+from hbmtwin.sim.scenario import Scenario
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
 TOKEN = 4
@@ -199,3 +202,198 @@ def test_keys_depend_on_tokens_and_not_on_how_spans_are_cut_and_go_when_nobody_n
     for id in (1, 2, 3):
         keys.forget(id)
     assert len(keys) == 0
+
+
+# What a server's log would say of it
+
+
+def test_the_events_of_the_worked_table() -> None:
+    policy = policy_of()
+    seen: list[CacheEvent] = []
+    policy.on_cache_event = seen.append
+
+    def said() -> list[tuple[object, ...]]:
+        events = [(e.action, e.key, e.parent, e.block) for e in seen]
+        seen.clear()
+        return events
+
+    a, b, c, d, e = (
+        sequence(1, ("a", 0, 10)),
+        sequence(2, ("a", 0, 8), ("b", 0, 3)),
+        sequence(3, ("a", 0, 8)),
+        sequence(4, ("d", 0, 12)),
+        sequence(5, ("e", 0, 5)),
+    )
+    admit(policy, a)
+    assert said() == [("stored", 0, -1, 1), ("stored", 1, 0, 2)]
+    admit(policy, b)
+    assert said() == [], "what is found is not stored again"
+    decode(policy, a, 3)
+    assert said() == [("stored", 2, 1, 3)]
+    policy.release(a, Release.FINISH)
+    policy.release(b, Release.FINISH)
+    assert said() == [], "what is freed is there still"
+    admit(policy, c)
+    assert said() == [("stored", 1, 0, 4)], "block 2 has that key too"
+    admit(policy, d)
+    assert said() == [("stored", 3, -1, 5), ("stored", 4, 3, 6), ("stored", 5, 4, 7)]
+    admit(policy, e)
+    assert said() == [("removed", 2, -1, 3), ("removed", 1, -1, 2), ("stored", 6, -1, 3)]
+    assert not policy.reset_prefix_cache()
+    for s in (c, d, e):
+        policy.release(s, Release.FINISH)
+    assert said() == []
+    assert policy.reset_prefix_cache()
+    assert said() == [("cleared", -1, -1, -1)]
+
+
+def test_a_leap_tells_the_events_of_its_steps_in_their_order() -> None:
+    """In the second step and in the sixth a fills a block, and b, behind it, takes one that was c's."""
+    told = []
+    for leaps in (True, False):
+        policy = policy_of(num_blocks=8)
+        a, b, c = sequence(1, ("a", 0, 6)), sequence(2, ("b", 0, 7)), sequence(3, ("c", 0, 12))
+        admit(policy, c)
+        policy.release(c, Release.FINISH)
+        both = [a, b]
+        for s in both:
+            admit(policy, s)
+        seen: list[CacheEvent] = []
+        policy.on_cache_event = seen.append
+        if leaps:
+            policy.advance(both, policy.horizon(both, 99))
+        else:
+            for _ in range(6):
+                for s in both:
+                    decode(policy, s, 1)
+        told.append([(event.action, event.block) for event in seen])
+        assert policy.block_ids(b) == (6, 7, 3, 1)
+    assert told[0] == [
+        ("stored", 7),
+        ("stored", 5),
+        ("removed", 3),
+        ("removed", 2),
+        ("stored", 3),
+        ("stored", 2),
+        ("removed", 1),
+    ]
+    assert told[0] == told[1]
+
+
+def test_nobody_hears_of_a_pool_without_a_cache() -> None:
+    policy = policy_of(enable_prefix_caching=False)
+    policy.on_cache_event = pytest.fail
+    admit(policy, sequence(1, ("a", 0, 9)))
+    assert policy.on_cache_event is None
+    assert policy.prefix_stats() == PrefixStats()
+
+
+def test_an_admission_counts_once_and_one_after_preemption_apart() -> None:
+    policy = policy_of(num_blocks=6)
+    a, b = sequence(1, ("a", 0, 9)), sequence(2, ("a", 0, 8), ("b", 0, 5))
+    admit(policy, a)
+    assert policy.prefix_stats() == PrefixStats(requests=1, queries=9)
+    hit = policy.lookup(b)
+    assert isinstance(policy.reserve(b, 99, hit=hit, admitting=True), Refused)
+    assert policy.prefix_stats() == PrefixStats(requests=1, queries=9), "looked up and not admitted"
+    assert admit(policy, b)[0] == 8
+    assert policy.prefix_stats() == PrefixStats(requests=2, queries=9 + 13, hits=8)
+    policy.release(a, Release.PREEMPT)
+    a.num_computed_tokens = 0
+    assert admit(policy, a)[0] == 8
+    assert policy.prefix_stats() == PrefixStats(2, 22, 8, 1, 10, 8)
+    policy.release(a, Release.FINISH)
+    policy.release(b, Release.FINISH)
+    again = sequence(1, ("a", 0, 9))
+    assert policy.reserve(again, 1, hit=policy.lookup(again), admitting=True) == Granted(8)
+    assert policy.prefix_stats() == PrefixStats(3, 31, 16, 1, 10, 8), "the next of that number is a new one"
+    policy.abort_step()
+    assert policy.prefix_stats() == PrefixStats(2, 22, 8, 1, 10, 8), "nobody was admitted"
+
+
+# Older releases
+
+
+def test_the_worked_table_before_bare_blocks_went_first() -> None:
+    policy = policy_of(version="0.22")
+    a, b = sequence(1, ("a", 0, 10)), sequence(2, ("a", 0, 8), ("b", 0, 3))
+    assert admit(policy, a) == (0, (1, 2, 3))
+    assert admit(policy, b) == (8, (1, 2, 4))
+    assert decode(policy, a, 3) == (1, 2, 3, 5)
+    policy.release(a, Release.FINISH)
+    assert queue(policy) == [6, 7, 5, 3]
+    policy.release(b, Release.FINISH)
+    assert queue(policy) == [6, 7, 5, 3, 4, 2, 1]
+    assert admit(policy, sequence(3, ("a", 0, 8))) == (4, (1, 6))
+    assert queue(policy) == [7, 5, 3, 4, 2]
+    assert admit(policy, sequence(4, ("d", 0, 12))) == (0, (7, 5, 3))
+    assert queue(policy) == [4, 2]
+
+
+def test_an_aborted_step_gives_back_to_the_head_in_every_release() -> None:
+    policy = policy_of(version="0.18")
+    admit(policy, sequence(1, ("a", 0, 9)))
+    late = sequence(2, ("a", 0, 8), ("b", 0, 9))
+    assert policy.reserve(late, 9, hit=policy.lookup(late), admitting=True) == Granted(8)
+    policy.abort_step()
+    assert queue(policy) == [4, 5, 6, 7]
+
+
+def test_every_look_up_counts_in_older_releases() -> None:
+    policy = policy_of(version="0.22", num_blocks=5)
+    a, b = sequence(1, ("a", 0, 9)), sequence(2, ("a", 0, 8), ("b", 0, 9))
+    admit(policy, a)
+    for tries in (1, 2, 3):
+        hit = policy.lookup(b)
+        assert isinstance(policy.reserve(b, 9, hit=hit, admitting=True), Refused)
+        policy.abort_step()
+        assert policy.prefix_stats() == PrefixStats(1 + tries, 9 + 17 * tries, 8 * tries)
+    policy.release(a, Release.PREEMPT)
+    a.num_computed_tokens = 0
+    policy.lookup(a)
+    assert policy.prefix_stats()[3:] == (1, 10, 8)
+
+
+# Keys
+
+
+def test_who_is_looked_up_and_never_admitted_leaves_no_keys() -> None:
+    policy = policy_of(num_blocks=4)
+    for id in range(50):
+        s = sequence(id, ("shared", 0, 8), (f"own {id}", 0, 40))
+        assert policy.lookup(s) == 0
+        assert isinstance(policy.reserve(s, 48, admitting=True), Refused)
+        policy.release(s, Release.DROP)
+    assert len(policy._cache.keys) == 0
+    s = sequence(99, ("shared", 0, 6))
+    admit(policy, s)
+    policy.release(s, Release.PREEMPT)
+    policy.release(s, Release.DROP)
+    assert len(policy._cache.keys) == 1, "that of the block which is cached still"
+    assert policy._cache.keys._chains == {}
+
+
+@pytest.mark.parametrize("oom", ["preempt", "reject"])
+def test_no_chain_of_keys_outlives_a_run(oom: str) -> None:
+    """Requests are preempted, rejected in mid-run, and refused though they are alone: each is released in the end."""
+    scenario = Scenario.load(
+        preset="paged",
+        overrides=[
+            "kv_cache.enable_prefix_caching=true",
+            f"memory.oom={oom}",
+            "engine.max_model_len=4096",
+            "engine.gpu_memory_utilization=0.6",
+            "workload.users=24",
+            "workload.num_prompts=60",
+            "workload.prompt_tokens=700",
+            "workload.output_tokens=900",
+            "session.turns=2",
+            "kv_cache.block_size=16",
+        ],
+    )
+    twin = Twin(scenario)
+    result = twin.run()
+    assert result.summary["preemptions"] if oom == "preempt" else result.summary["requests_rejected"]
+    assert twin.kv._cache.keys._chains == {}
+    assert twin.kv.reset_prefix_cache()
+    assert len(twin.kv._cache.keys) == 0
