@@ -1,6 +1,7 @@
 """Every pair of a KV policy and an arena: a legal one serves requests, an illegal one is refused by name.
 
-Pairs are read from the registries. Nothing is known here of what a policy requires or an allocator offers.
+Pairs are read from the registries, but for classes that a model or a release chooses in place of ``paged``. Nothing
+is known here of what a policy requires or an allocator offers.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import pytest
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.sim import legality
+from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
-PAIRS = list(product(kv_policies.names(), device_allocators.names()))
+NAMED = [name for name in kv_policies.names() if name not in CHOSEN_BY_MODEL | CHOSEN_BY_RELEASE]
+PAIRS = list(product(NAMED, device_allocators.names()))
 LEGAL = [(p, a) for p, a in PAIRS if kv_policies.get(p).requires <= device_allocators.get(a).features]
 ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
 SMALL = (
