@@ -71,7 +71,7 @@ def address_map(result: Result, time_ns: int) -> go.Figure:
     _draw_pieces(figure, pieces, end, row_bytes)
     _mark_largest_hole(figure, pieces, row_bytes)
     if not grid.empty:
-        _draw_grid(figure, grid)
+        _draw_grid(figure, grid, has_states=bool(result.timeline["kv_state"].any()))
     height = 640 if grid.empty else 860
     style(figure, height)
     figure.update_layout(
@@ -205,9 +205,12 @@ def _mark_largest_hole(figure: go.Figure, pieces: Pieces, row_bytes: int) -> Non
     )
 
 
-def _draw_grid(figure: go.Figure, grid: pd.DataFrame) -> None:
-    kinds = ["kv_pool_free", "kv_tokens", "partly", "kv_parked", "kv_cached"]
+def _draw_grid(figure: go.Figure, grid: pd.DataFrame, *, has_states: bool) -> None:
+    """Where a model has states, a block in use without any token holds one."""
+    kinds = ["kv_pool_free", "kv_tokens", "partly", "kv_parked", "kv_cached", "kv_state"]
     code = grid["state"].map({"running": 1, "parked": 3, "cached": 4}).fillna(0).to_numpy(dtype=np.int8)
+    if has_states:
+        code[(code == 1) & (grid["requested"] == 0).to_numpy()] = kinds.index("kv_state")
     code[(code == 1) & (grid["requested"] < grid["size"]).to_numpy()] = 2
     columns = min(len(code), max(GRID_COLUMNS, int(np.ceil(np.sqrt(len(code) * 6)))))
     height = -(-len(code) // columns)

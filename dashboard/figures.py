@@ -186,7 +186,7 @@ def _offer_zoom(figure: go.Figure, deaths_s: list[float], end_s: float) -> None:
 
 
 def kv_utilization(results: Mapping[str, Result]) -> go.Figure:
-    """Share of the KV bytes held by sequences, parked ones included, that holds tokens, over time, in percent.
+    """Share of the KV bytes held by sequences, parked ones included, that tokens or states fill, over time, in percent.
 
     Moments at which nobody holds KV are gaps. The legend carries the time-weighted mean of the whole run.
     """
@@ -194,7 +194,7 @@ def kv_utilization(results: Mapping[str, Result]) -> go.Figure:
     colours = policy_colours(results)
     for name, result in results.items():
         line = result.timeline
-        tokens = line["kv_tokens"] + line["kv_parked"]
+        tokens = line["kv_tokens"] + line["kv_state"] + line["kv_parked"]
         held = tokens + line["kv_padding"] + line["kv_unfilled"]
         percent = (100 * tokens / held).where(held > 0)
         drawn = thin(line, [percent.fillna(0.0)])

@@ -26,6 +26,7 @@ MEMORY: dict[str, Layer] = {
     "activations": Layer("Activations", ("activations",), "#C9BBA8"),
     "kv_tokens": Layer("KV: live tokens", ("kv_tokens",), "#0072B2"),
     "kv_padding": Layer("KV: padding", ("kv_padding",), "#8A6FB0"),
+    "kv_state": Layer("KV: states (Mamba)", ("kv_state",), "#00505C"),
     "kv_parked": Layer("KV: parked histories", ("kv_parked",), "#56B4E9"),
     "kv_cached": Layer("KV: prefix cache", ("kv_cached",), "#009E73"),
     "internal": Layer("Internal: held, no token in it", ("kv_unfilled", "rounding"), "#E69F00"),

@@ -1,7 +1,8 @@
 """The books of the device: where every byte of it is, each term counted by a different party.
 
 The driver counts what it gave and what it has, allocators count their blocks, the KV policy its buffers, and the
-scheduler its tokens. A row whose terms do not sum to the capacity is an error of the program, and stops it.
+scheduler its tokens and sequences. A row whose terms do not sum to the capacity is an error of the program, and stops
+it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Row(NamedTuple):
     kv_tokens: int
     kv_padding: int
     """Slots filled with padding, to the length of the longest sequence of a static batch."""
+    kv_state: int
+    """States of Mamba-2 layers, of the same size whatever the tokens of their sequence."""
     kv_parked: int
     kv_unfilled: int
     growth_copy: int
@@ -49,15 +52,18 @@ class Books:
         *,
         static_bytes: int,
         token_bytes: int,
+        sequence_state_bytes: int | None = 0,
     ) -> None:
+        """*sequence_state_bytes*: of the states that every running sequence has; None: how many it has varies."""
         self.driver = driver
         self.allocators = tuple(allocators)
         self.kv = kv
         self.static_bytes = static_bytes
         self.token_bytes = token_bytes
+        self.sequence_state_bytes = sequence_state_bytes
 
-    def row(self, running_tokens: int, padding_tokens: int = 0) -> Row:
-        """The row of this moment; both counts are the scheduler's. Raise BooksDoNotClose."""
+    def row(self, running_tokens: int, padding_tokens: int = 0, num_running: int = 0) -> Row:
+        """The row of this moment; all counts are the scheduler's. Raise BooksDoNotClose."""
         usages = [a.usage() for a in self.allocators]
         by_tag = [sum(u.requested_by_tag[tag] for u in usages) for tag in Tag]
         kv = self.kv.usage()
@@ -74,6 +80,7 @@ class Books:
             activations=by_tag[Tag.ACTIVATION] + by_tag[Tag.WORKSPACE] + sum(u.workspace for u in usages),
             kv_tokens=kv_tokens,
             kv_padding=kv_padding,
+            kv_state=kv.state,
             kv_parked=kv.parked,
             kv_unfilled=kv.unfilled,
             growth_copy=kv.growth_copy,
@@ -86,6 +93,9 @@ class Books:
         )
         if (slots := kv_tokens + kv_padding) != kv.token:
             raise BooksDoNotClose(f"the scheduler counts {slots} bytes of tokens, the KV policy {kv.token}")
+        state_bytes = self.sequence_state_bytes
+        if state_bytes is not None and (states := num_running * state_bytes) != kv.state:
+            raise BooksDoNotClose(f"the scheduler counts {states} bytes of states, the KV policy {kv.state}")
         if (policy := kv.held + kv.growth_copy + kv.cached + kv.pool) != by_tag[Tag.KV]:
             raise BooksDoNotClose(f"the KV policy counts {policy} bytes, its arena {by_tag[Tag.KV]}")
         if sum(row) != total or min(row) < 0:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import simpy
 from simpy.events import EventPriority
 
-from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
+from hbmtwin.allocators.contract import DeviceAllocator, GivesBackWhileDecoding, KVPolicy
 from hbmtwin.allocators.oom import OomFacts, OomRecord, OutOfMemory
 from hbmtwin.allocators.records import KVSequence, Release, Work
 from hbmtwin.kernels.records import BatchShape, CostModel
@@ -170,7 +170,9 @@ class Engine:
             self.recorder.now_ns = start
             before = None
             if self.recorder.last_row_ns < start:  # else a row of this moment stands already
-                before = self.books.row(scheduler.running_tokens, scheduler.padding_tokens), self._counts()
+                counts = self._counts()
+                row = self.books.row(scheduler.running_tokens, scheduler.padding_tokens, counts.running)
+                before = row, counts
             plan = scheduler.schedule(self.kv)
             self._note_changes(plan, start)
             if plan.exhausted is not None:
@@ -208,6 +210,8 @@ class Engine:
         steady = 0 if alone else self.scheduler.steady_steps(plan)
         if steady and self.config.window:
             steady = min(steady, steps_within_window(plan, self.config.window) - 1)
+        if steady and self.scheduler.num_waiting and isinstance(self.kv, GivesBackWhileDecoding):
+            steady = self.kv.steps_before_release(plan.decoding, steady)  # whoever waits may be admitted then
         k = 1 + (self.kv.horizon(plan.decoding, steady) if steady else 0)
         leap = Leap(self.cost, batch, start + self._work_ns(work), k, changed)
         return leap.cut_at(self.env.peek())
@@ -255,7 +259,8 @@ class Engine:
 
     def _row(self, time_ns: int, slots: tuple[int, int] | None = None, counts: Counts | None = None) -> None:
         tokens, padding = slots or (self.scheduler.running_tokens, self.scheduler.padding_tokens)
-        self.recorder.row(time_ns, self.books.row(tokens, padding), counts or self._counts(), self.kv)
+        counts = counts or self._counts()
+        self.recorder.row(time_ns, self.books.row(tokens, padding, counts.running), counts, self.kv)
         interval = self.recorder.interval_ns
         self._next_tick_ns = (time_ns // interval + 1) * interval
 
@@ -372,7 +377,8 @@ class Engine:
         # The step was not committed: the tokens that are physically there are the policy's to count.
         padding, usage = self.scheduler.padding_tokens, self.kv.usage()
         tokens = (usage.token + usage.dropped + usage.shared) // self.books.token_bytes - padding
-        self.recorder.row(now, self.books.row(tokens, padding), self._counts(), self.kv)
+        counts = self._counts()
+        self.recorder.row(now, self.books.row(tokens, padding, counts.running), counts, self.kv)
         self.recorder.address_map(now, self.kv)
 
     def _close_after_death(self, arrivals: Iterable[Request]) -> None:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from hbmtwin.sim.scenario import ResultsSection
 
-USED = ("kv_tokens", "kv_padding", "kv_parked", "kv_unfilled", "growth_copy")
+USED = ("kv_tokens", "kv_padding", "kv_state", "kv_parked", "kv_unfilled", "growth_copy")
 """Columns of a timeline that are KV in use: what running and parked sequences hold, filled or not, and the old copies
 of their growing buffers. Cached blocks that nobody refers to are not: they go to whoever asks, as in vLLM's usage."""
 

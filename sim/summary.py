@@ -42,13 +42,13 @@ def percentiles(seconds: Floats) -> dict[str, float | None]:
 def memory_means(timeline: pd.DataFrame, kv_budget_bytes: int) -> dict[str, float | None]:
     """Utilisation and fragmentation as means over time.
 
-    ``kv_utilization`` is bytes of tokens over bytes of the buffers or blocks that sequences hold, padding among them,
-    while any is held; ``kv_usage`` is that of the KV monitor; internal fragmentation is unfilled and rounding, external
-    the holes, both over reserved.
+    ``kv_utilization`` is bytes of tokens and states over bytes of the buffers or blocks that sequences hold, padding
+    among them, while any is held; ``kv_usage`` is that of the KV monitor; internal fragmentation is unfilled and
+    rounding, external the holes, both over reserved.
     """
     t = timeline.astype("float64")
     time = t["time_ns"].to_numpy()
-    tokens = (t["kv_tokens"] + t["kv_parked"]).to_numpy()
+    tokens = (t["kv_tokens"] + t["kv_state"] + t["kv_parked"]).to_numpy()
     held = tokens + (t["kv_padding"] + t["kv_unfilled"]).to_numpy()
     internal = (t["kv_unfilled"] + t["rounding"]).to_numpy()
     external = t["external"].to_numpy()

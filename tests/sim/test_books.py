@@ -54,6 +54,7 @@ def test_a_row_says_where_every_byte_is() -> None:
         activations=1024,
         kv_tokens=9 * token,
         kv_padding=0,
+        kv_state=0,
         kv_parked=0,
         kv_unfilled=3 * token,
         growth_copy=0,

@@ -39,7 +39,8 @@ def stays(monitor: pd.DataFrame, limit: Limit) -> list[tuple[float, float | None
 def test_used_is_what_sequences_hold_with_padding_and_old_copies_and_nothing_else() -> None:
     powers = {name: 2**place for place, name in enumerate(Row._fields)}
     (row,) = kv_monitor(timeline(powers), 1000).itertuples()
-    expected = sum(powers[n] for n in ("kv_tokens", "kv_padding", "kv_parked", "kv_unfilled", "growth_copy"))
+    names = ("kv_tokens", "kv_padding", "kv_state", "kv_parked", "kv_unfilled", "growth_copy")
+    expected = sum(powers[n] for n in names)
     assert row.used_bytes == expected
     assert row.usage == expected / 1000
 

@@ -48,7 +48,7 @@ def table(frame: pd.DataFrame | None) -> pd.DataFrame:
 def test_the_columns_are_those_of_the_design() -> None:
     result = run("paged", "results.steps=true", "results.memory_trace=true")
     columns = {
-        "timeline": "time_ns tenants static weights activations kv_tokens kv_padding kv_parked kv_unfilled "
+        "timeline": "time_ns tenants static weights activations kv_tokens kv_padding kv_state kv_parked kv_unfilled "
         "growth_copy rounding external pending_events kv_cached kv_pool_free driver_free running waiting parked "
         "preemptions hit_tokens "
         "queried_tokens",

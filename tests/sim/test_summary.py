@@ -76,6 +76,14 @@ def test_padding_is_held_but_no_token_and_old_copies_are_usage() -> None:
     assert means["internal_fragmentation_mean"] == pytest.approx(100 / 250)
 
 
+def test_states_are_in_use_as_a_whole() -> None:
+    rows = [{"time_ns": t, "kv_tokens": 60, "kv_state": 90, "kv_unfilled": 50} for t in (0, 1)]
+    means = memory_means(timeline(*rows), 500)
+    assert means["kv_utilization_mean"] == pytest.approx(0.75)
+    assert means["kv_usage_mean"] == pytest.approx(0.4)
+    assert means["internal_fragmentation_mean"] == pytest.approx(0.25)
+
+
 def test_reserved_is_what_allocators_hold_pools_and_caches_included() -> None:
     """100 of weights, 300 of a free pool, 100 of cached blocks: the hole of 50 is a tenth of 500 and more."""
     rows = [{"time_ns": t, "weights": 100, "kv_pool_free": 300, "kv_cached": 50, "external": 50} for t in (0, 1)]
