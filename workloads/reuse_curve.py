@@ -16,6 +16,7 @@ does and never hits less. Last to first, a chain loses its tail before its root,
 last where ids are prefixes; first to last, a chain cut by the capacity is lost from its root on, and hits nothing.
 
 No request takes time here and none holds its blocks, so there is nothing that a full memory could refuse.
+``sim/serial_reuse.py`` puts the paged policy beside it, and names what makes the difference.
 Complexity: a reference costs O(1) in each cache. Source of the rule: the order of freeing in vLLM's
 ``BlockPool.free_blocks`` and SGLang's radix cache, which evicts leaves only.
 """
@@ -29,11 +30,15 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any, Final
 
 from hbmtwin.workloads.lines import bad_line, text_lines
-from hbmtwin.workloads.records import Span, WorkloadError, merge_spans
+from hbmtwin.workloads.records import Request, Span, WorkloadError, merge_spans
 
 _ID_BYTES = 16
+MOONCAKE_BLOCK_SIZE: Final = 512
+"""Tokens that an id of Mooncake's traces stands for."""
+_MOONCAKE_STREAM = "mooncake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,32 @@ class ReuseCurve:
     """Different ids among them."""
 
 
+class _Cache:
+    """The ids touched most recently, least recent first. The values are unused: an OrderedDict is Python's list of keys
+    with O(1) removal from the middle and the front."""
+
+    __slots__ = ("_capacity", "_ids", "_last_to_first")
+
+    def __init__(self, capacity: int | None, last_to_first: bool) -> None:
+        if capacity is not None and capacity < 0:
+            raise WorkloadError(f"a capacity is a number of blocks, at least 0, or None for no end, not {capacity}")
+        self._ids: OrderedDict[Hashable, None] = OrderedDict()
+        self._capacity = capacity
+        self._last_to_first = last_to_first
+
+    def serve(self, chain: Sequence[Hashable]) -> int:
+        """How many of its ids a request hits; then they are the most recent ones."""
+        ids = self._ids
+        hits = sum(1 for _ in takewhile(ids.__contains__, chain))
+        for block in reversed(chain) if self._last_to_first else chain:
+            ids[block] = None
+            ids.move_to_end(block)
+        if self._capacity is not None:
+            while len(ids) > self._capacity:
+                ids.popitem(last=False)
+        return hits
+
+
 def reuse_curve(
     chains: Iterable[Sequence[Hashable]], capacities: Sequence[int | None], *, last_to_first: bool = True
 ) -> ReuseCurve:
@@ -58,52 +89,60 @@ def reuse_curve(
     O(references x capacities) time; memory O(distinct + sum of the capacities + longest chain), so *chains* may be a
     generator over a file larger than memory. Raise WorkloadError on a negative capacity.
     """
-    for capacity in capacities:
-        if capacity is not None and capacity < 0:
-            raise WorkloadError(f"a capacity is a number of blocks, at least 0, or None for no end, not {capacity}")
-    # The values are unused: an OrderedDict is Python's list of keys with O(1) removal from the middle and the front.
-    caches: list[OrderedDict[Hashable, None]] = [OrderedDict() for _ in capacities]
+    caches = [_Cache(capacity, last_to_first) for capacity in capacities]
     hits = [0] * len(caches)
     references = 0
     seen: set[Hashable] = set()
     for chain in chains:
         references += len(chain)
         seen.update(chain)
-        for i, (cache, capacity) in enumerate(zip(caches, capacities, strict=True)):
-            hits[i] += sum(1 for _ in takewhile(cache.__contains__, chain))
-            for block in reversed(chain) if last_to_first else chain:
-                cache[block] = None
-                cache.move_to_end(block)
-            if capacity is not None:
-                while len(cache) > capacity:
-                    cache.popitem(last=False)
+        for i, cache in enumerate(caches):
+            hits[i] += cache.serve(chain)
     return ReuseCurve(tuple(capacities), tuple(hits), references, len(seen))
 
 
-def block_chain(spans: tuple[Span, ...], block_size: int) -> list[bytes]:
+def reuse_hits(
+    chains: Iterable[Sequence[Hashable]], capacity: int | None, *, last_to_first: bool = True
+) -> Iterator[int]:
+    """Yield what each request hits of a cache of *capacity*: the steps by which :func:`reuse_curve` grows.
+
+    Raise WorkloadError on a negative capacity, when the first is asked for.
+    """
+    cache = _Cache(capacity, last_to_first)
+    for chain in chains:
+        yield cache.serve(chain)
+
+
+def block_chain(spans: tuple[Span, ...], block_size: int, *, partial: bool = False) -> list[bytes]:
     """The chain of a prompt, as ``Request.spans`` gives it: an id for each whole block of *block_size* tokens.
 
     Two ids are equal exactly where all tokens up to the end of their blocks are, however the spans are cut (but for
-    a clash of 128-bit digests). The same in every process. O(blocks + pieces). Raise WorkloadError on a block size
-    below 1.
+    a clash of 128-bit digests). With *partial* the tokens behind the last whole block have an id too, as in Mooncake's
+    traces; only as many equal tokens at the end of a prompt have the same. The same in every process. O(blocks +
+    pieces). Raise WorkloadError on a block size below 1.
     """
     if block_size < 1:
         raise WorkloadError(f"a block has at least 1 token, not {block_size}")
     chain: list[bytes] = []
-    parent = b""
     block: list[Span] = []
     room = block_size
+
+    def close() -> None:
+        parent = chain[-1] if chain else b""
+        chain.append(hashlib.blake2b(parent + repr(block).encode(), digest_size=_ID_BYTES).digest())
+
     # Merged, equal tokens have one writing only; so each block's pieces name its tokens.
     for stream, start, length in merge_spans(spans):
         while length >= room:
             block.append((stream, start, room))
-            parent = hashlib.blake2b(parent + repr(block).encode(), digest_size=_ID_BYTES).digest()
-            chain.append(parent)
+            close()
             start, length = start + room, length - room
             block, room = [], block_size
         if length:
             block.append((stream, start, length))
             room -= length
+    if block and partial:
+        close()
     return chain
 
 
@@ -114,7 +153,50 @@ def mooncake_chains(path: str | Path) -> Iterator[list[int]]:
     Raise WorkloadError, with the line, on what is no such trace. Source of the format:
     github.com/kvcache-ai/Mooncake (Qin et al., FAST 2025; Apache-2.0).
     """
+    for _, record in _mooncake_records(Path(path)):
+        yield record["hash_ids"]
+
+
+def mooncake_requests(path: str | Path) -> Iterator[Request]:
+    """The requests of a Mooncake trace, each a session of one turn; read as :func:`mooncake_chains` reads it.
+
+    An id's tokens are a piece of one stream, so prompts share a prefix where their ids are equal, and the last id's
+    are as many as the prompt has left. Answers have new tokens: their ids are not in the trace, though the next turn
+    repeats them. Raise WorkloadError, with the line, where lengths are missing or do not go with the ids.
+    """
     path = Path(path)
+    for session, (number, record) in enumerate(_mooncake_records(path)):
+        for name, least in (("timestamp", 0), ("input_length", 1), ("output_length", 1)):
+            value = record.get(name)
+            if type(value) is not int or value < least:
+                raise bad_line(
+                    path, number, f"{name} is {str(value)[:40]!r}", f"it must be a whole number from {least}"
+                )
+        ids, prompt, output = record["hash_ids"], record["input_length"], record["output_length"]
+        if len(ids) != -(-prompt // MOONCAKE_BLOCK_SIZE):
+            raise bad_line(
+                path,
+                number,
+                f"{len(ids)} hash_ids for input_length {prompt}",
+                f"there must be one for each {MOONCAKE_BLOCK_SIZE} tokens, begun ones included",
+            )
+        sizes = [MOONCAKE_BLOCK_SIZE] * len(ids)
+        sizes[-1] = prompt - MOONCAKE_BLOCK_SIZE * (len(ids) - 1)
+        pieces = ((_MOONCAKE_STREAM, id * MOONCAKE_BLOCK_SIZE, size) for id, size in zip(ids, sizes, strict=True))
+        yield Request(
+            id=session,
+            session=session,
+            turn=0,
+            arrival_ns=record["timestamp"] * 1_000_000,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            max_tokens=output,
+            spans=merge_spans(tuple(pieces)),
+        )
+
+
+def _mooncake_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of each line, its ``hash_ids`` checked."""
     cure = 'write a line such as {"hash_ids": [0, 1, 2]}'
     for number, line in enumerate(text_lines(path), 1):
         if not line.strip():
@@ -132,4 +214,4 @@ def mooncake_chains(path: str | Path) -> Iterator[list[int]]:
             # Not isinstance: JSON's true is an int to Python, and would pass for block 1.
             if type(id) is not int:
                 raise bad_line(path, number, f"an id in hash_ids is {str(id)[:40]!r}", "it must be a whole number")
-        yield ids
+        yield number, record

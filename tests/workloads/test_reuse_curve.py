@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hbmtwin.workloads import Arrivals, Conversations, Fixed, OpenLoop, WorkloadError
-from hbmtwin.workloads.reuse_curve import ReuseCurve, block_chain, mooncake_chains, reuse_curve
+from hbmtwin.workloads.reuse_curve import (
+    ReuseCurve,
+    block_chain,
+    mooncake_chains,
+    mooncake_requests,
+    reuse_curve,
+    reuse_hits,
+)
 
 Play = Callable[..., list[Any]]
 Chains = Sequence[Sequence[int]]
@@ -77,6 +84,17 @@ def test_the_golden_table_of_the_mooncake_conversations(last_to_first: bool, hit
     assert curve == ReuseCurve(capacities=SIZES, hits=hits, references=288_500, distinct=182_790)
 
 
+@needs_mooncake
+def test_the_golden_table_from_the_tokens_of_the_requests() -> None:
+    """By another way: the ids of blocks are made anew from what the requests say, partial blocks included."""
+    requests = list(mooncake_requests(MOONCAKE))
+    chains = (block_chain(r.spans, 512, partial=True) for r in requests)
+    curve = reuse_curve(chains, [1_000, None])
+    assert curve == ReuseCurve(capacities=(1_000, None), hits=(12_847, 105_710), references=288_500, distinct=182_790)
+    assert len(requests) == 12_031
+    assert sum(r.prompt_tokens for r in requests) == 144_793_823
+
+
 def test_a_chain_touched_last_to_first_loses_its_tail_and_first_to_last_its_root() -> None:
     chains = ["abcd", "xyz", "abcd"]
     assert reuse_curve(chains, [3, 5, 6, 7, None]).hits == (0, 2, 3, 4, 4)
@@ -114,6 +132,15 @@ def test_random_traces_hit_what_the_naive_model_hits(
         references=sum(map(len, chains)),
         distinct=len({block for chain in chains for block in chain}),
     )
+
+
+@given(chains=ANY_CHAINS, capacity=st.none() | st.integers(0, 12), last_to_first=st.booleans())
+def test_the_hits_of_the_requests_are_the_steps_of_the_curve(
+    chains: list[list[int]], capacity: int | None, last_to_first: bool
+) -> None:
+    totals = [model_hits(chains[:n], capacity, last_to_first) for n in range(len(chains) + 1)]
+    steps = [after - before for before, after in pairwise(totals)]
+    assert list(reuse_hits(chains, capacity, last_to_first=last_to_first)) == steps
 
 
 TELLING = [[1, 2, 3, 4], [7, 8, 9], [1, 2, 3, 4]]
@@ -158,24 +185,19 @@ def test_a_negative_capacity_is_refused() -> None:
     assert str(error.value) == "a capacity is a number of blocks, at least 0, or None for no end, not -1"
 
 
-def turns_hits(chains: Sequence[Sequence[bytes]], capacity: int | None) -> list[int]:
-    """What each request hit: what the curve grows by with it."""
-    totals = [reuse_curve(chains[:n], [capacity]).hits[0] for n in range(len(chains) + 1)]
-    return [after - before for before, after in pairwise(totals)]
-
-
 def test_equal_turns_climb_the_ladder_of_one_half_two_thirds_three_quarters(play: Play) -> None:
     # Turn r's prompt is 64 r tokens and r - 1 tokens of answers: exactly 4 r whole blocks, 4 (r - 1) of them known.
     conversations = Conversations(prompt_tokens=Fixed(64), output_tokens=Fixed(1), turns=Fixed(6))
     served = play(OpenLoop(conversations, Arrivals(1.0), num_prompts=6), 10**9)
     chains = [block_chain(request.spans, 16) for request, _ in served]
     assert [len(chain) for chain in chains] == [4, 8, 12, 16, 20, 24]
-    assert turns_hits(chains, None) == [0, 4, 8, 12, 16, 20]
-    assert [hits / len(chain) for hits, chain in zip(turns_hits(chains, None), chains, strict=True)] == [
+    ample = list(reuse_hits(chains, None))
+    assert ample == [0, 4, 8, 12, 16, 20]
+    assert [hits / len(chain) for hits, chain in zip(ample, chains, strict=True)] == [
         *(0, 1 / 2, 2 / 3, 3 / 4, 4 / 5, 5 / 6)
     ]
     # The ladder ends where the capacity does.
-    assert turns_hits(chains, 10) == [0, 4, 8, 10, 10, 10]
+    assert list(reuse_hits(chains, 10)) == [0, 4, 8, 10, 10, 10]
 
 
 def test_a_chain_has_an_id_for_each_whole_block() -> None:
@@ -183,6 +205,15 @@ def test_a_chain_has_an_id_for_each_whole_block() -> None:
     assert [len(block_chain(spans, size)) for size in (1, 16, 25, 50, 51)] == [50, 3, 2, 1, 0]
     assert block_chain((), 16) == []
     assert len(set(block_chain(spans, 1))) == 50
+
+
+def test_the_tokens_behind_the_last_whole_block_have_an_id_where_it_is_asked_for() -> None:
+    one, other, longer = (("a", 0, 21),), (("a", 0, 16), ("b", 0, 5)), (("a", 0, 22),)
+    chains = [block_chain(spans, 16, partial=True) for spans in (one, other, longer, (("a", 0, 32),), ())]
+    assert [len(chain) for chain in chains] == [2, 2, 2, 2, 0]
+    assert {chain[0] for chain in chains if chain} == set(block_chain(one, 16))
+    assert len({chain[1] for chain in chains if chain}) == 4  # of 5 tokens, 5 others, 6 and all 16
+    assert block_chain((("a", 0, 9), ("a", 9, 12)), 16, partial=True) == chains[0]
 
 
 def test_equal_tokens_however_cut_have_equal_ids() -> None:
@@ -272,6 +303,54 @@ def test_a_bad_line_is_named_with_its_cure(tmp_path: Path, line: str, message: s
     with pytest.raises(WorkloadError) as error:
         next(chains)
     assert str(error.value) == f"{path}:3: {message}"
+
+
+def test_a_mooncake_trace_as_requests(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]}\n\n'
+        '{"timestamp": 3001, "input_length": 1030, "output_length": 1, "hash_ids": [0, 1, 7]}\n'
+        '{"timestamp": 3001, "input_length": 3, "output_length": 2, "hash_ids": [4]}\n',
+        encoding="utf-8",
+    )
+    requests = list(mooncake_requests(path))
+    assert [r.spans for r in requests] == [
+        (("mooncake", 0, 1024),),
+        (("mooncake", 0, 1024), ("mooncake", 7 * 512, 6)),
+        (("mooncake", 4 * 512, 3),),
+    ]
+    assert [(r.id, r.session, r.turn, r.arrival_ns, r.prompt_tokens, r.output_tokens) for r in requests] == [
+        (0, 0, 0, 0, 1024, 5),
+        (1, 1, 0, 3_001_000_000, 1030, 1),
+        (2, 2, 0, 3_001_000_000, 3, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"hash_ids": [0]}', "timestamp is 'None'; it must be a whole number from 0"),
+        (
+            '{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}',
+            "input_length is '0'; it must be a whole number from 1",
+        ),
+        (
+            '{"timestamp": 0, "input_length": 5, "output_length": true, "hash_ids": [3]}',
+            "output_length is 'True'; it must be a whole number from 1",
+        ),
+        (
+            '{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [3]}',
+            "1 hash_ids for input_length 513; there must be one for each 512 tokens, begun ones included",
+        ),
+        ('{"hash_ids": 5}', "hash_ids is '5'; it must be a list of whole numbers"),
+    ],
+)
+def test_a_line_that_makes_no_request_is_named_with_its_cure(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line, encoding="utf-8")
+    with pytest.raises(WorkloadError) as error:
+        list(mooncake_requests(path))
+    assert str(error.value) == f"{path}:1: {message}"
 
 
 def test_deep_nesting_is_no_traceback(tmp_path: Path) -> None:
