@@ -26,9 +26,11 @@ from hbmtwin.sim.result import Result, ResultError, check_replaceable, write_dir
 from hbmtwin.sim.run import DoesNotFit, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
+from hbmtwin.sim.serial_reuse import ReuseTerms, reuse_terms
 from hbmtwin.sim.what_would_hold import ran_short, what_would_hold
 from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 from hbmtwin.workloads.records import Request, Source, WorkloadError
+from hbmtwin.workloads.reuse_curve import mooncake_requests
 
 __all__ = [
     "GROWTH_RULES",
@@ -52,6 +54,7 @@ __all__ = [
     "Request",
     "Result",
     "ResultError",
+    "ReuseTerms",
     "Scenario",
     "ScenarioError",
     "Source",
@@ -70,11 +73,13 @@ __all__ = [
     "memory_budget",
     "model",
     "models",
+    "mooncake_requests",
     "notes",
     "per_op_rows",
     "ran_short",
     "read_memory_trace",
     "replay",
+    "reuse_terms",
     "run",
     "schedulers",
     "weight_bytes_per_rank",
