@@ -299,3 +299,12 @@ class ReportsCacheEvents(Protocol):
 
     on_cache_event: Callable[[CacheEvent], None] | None
     """Called with each event, in vLLM's order; None: nobody listens."""
+
+
+@runtime_checkable
+class GivesBackWhileDecoding(Protocol):
+    """A KV policy whose sequences give memory back while they decode, so that somebody who waits may be admitted."""
+
+    def steps_before_release(self, decoding: Sequence[KVSequence], limit: int) -> int:
+        """How many *further* decode steps, at most *limit*, give nothing back."""
+        ...

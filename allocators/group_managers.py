@@ -9,8 +9,8 @@
     mamba, all       | 0 | 0 | 0 | 8 |                        a block is a state, and only the last is read
     mamba, none      | 5 |                                    one state for all of a request's life
 
-The rules are vLLM 0.27's ``single_type_kv_cache_manager``; ``specs`` call tokens that no later one reads ``S(c)``.
-Managers know no request and no other group: tables, hits and the pool are handed to them.
+S(c) are the first tokens that no later one reads, once c are computed. The rules are vLLM 0.27's
+``single_type_kv_cache_manager``. Managers know no request and no other group: tables, hits and the pool are handed to them.
 """
 
 from __future__ import annotations
@@ -145,7 +145,11 @@ class GroupManager:
 
     def next_change(self, table: GroupTable) -> int:
         """The fewest computed tokens at which a step of one token takes or forgets a block, or might. O(1)."""
-        return min(self._next_take(table), self._next_skip(table.skipped + 1))
+        return min(self._next_take(table), self.next_release(table))
+
+    def next_release(self, table: GroupTable) -> int:
+        """The fewest computed tokens at which a step gives a block back, or might. O(1)."""
+        return self._next_skip(table.skipped + 1)
 
     def _next_take(self, table: GroupTable) -> int:
         return len(table.blocks) * self.size
@@ -300,11 +304,11 @@ class AlignedMambaManager(MambaManager):
             blocks[previous] = NULL
         return calls
 
-    def next_change(self, table: GroupTable) -> int:
+    def next_release(self, table: GroupTable) -> int:
         """When the copied state goes, if that is sooner."""
         held = table.previous >= 0 and table.blocks[table.previous] != NULL
         copied = (table.previous + 1) * self.size + 1 if held else NEVER
-        return min(super().next_change(table), copied)
+        return min(super().next_release(table), copied)
 
 
 def manager_of(group: KVGroup, *, alignment: int, max_model_len: int, max_num_batched_tokens: int) -> GroupManager:

@@ -11,80 +11,29 @@
 
 Everything goes group by group in order: forgetting, adopting, taking, registering, freeing. The rules are vLLM 0.27's
 (``HybridKVCacheCoordinator`` and its single-type managers); with one full group it is
-:class:`~hbmtwin.allocators.paged.PagedPolicy`, operation by operation. K and V of a layer lie in one page, as in vLLM's
-raw tensors.
+:class:`~hbmtwin.allocators.paged.PagedPolicy`, operation by operation. ``scripts/validate_paged`` runs vLLM's own
+``KVCacheManager`` beside it. K and V of a layer lie in one page, as in vLLM's raw tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import gcd, lcm
 from typing import ClassVar
 
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.group_leaps import Trial, run_steps
 from hbmtwin.allocators.group_managers import NEVER, NULL
 from hbmtwin.allocators.group_pool import GroupPool, Held, Marks
-from hbmtwin.allocators.kv_groups import Grouping
 from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.paged_groups_config import PagedGroupsConfig
 from hbmtwin.allocators.prefix_cache import NO_KEY, CacheEvent, PrefixStats
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
 from hbmtwin.allocators.registry import kv_policies
 
+__all__ = ["PagedGroupsConfig", "PagedGroupsPolicy"]
+
 TABLE_ENTRY_BYTES = 4
 """A block id in the device's table is an int32; null ones stand there too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagedGroupsConfig:
-    """Settings of :class:`PagedGroupsPolicy`. ``num_blocks`` counts the null block."""
-
-    num_blocks: int
-    max_model_len: int
-    grouping: Grouping
-    enable_prefix_caching: bool = False
-    """Full blocks keep their key when they are freed, and are found again by a sequence with the same prefix."""
-    watermark: float = 0.0
-    """Part of the pool that admitting leaves free while others run."""
-    reserve_full_sequence: bool = True
-    """Admit a sequence only if all its present tokens fit, though a chunk of them is scheduled."""
-    max_num_batched_tokens: int = 2048
-    """The most tokens of a step: what a group with windows may hold beside its window."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_blocks", 2), ("max_model_len", 1), ("max_num_batched_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if not 0.0 <= self.watermark < 1.0:
-            raise ValueError(f"watermark must be from 0 to below 1, not {self.watermark}")
-        if not self.grouping.groups:
-            raise ValueError("grouping has no group: a model without KV needs no pool")
-        sizes = [group.block_size for group in self.grouping.groups]
-        for group in self.grouping.groups:
-            if group.kind == "mamba" and (group.mamba_mode == "none") == self.enable_prefix_caching:
-                wanted = "'all' or 'align'" if self.enable_prefix_caching else "'none'"
-                raise ValueError(
-                    f"grouping: mamba_mode must be {wanted} with enable_prefix_caching = {self.enable_prefix_caching}, "
-                    f"not {group.mamba_mode!r}; form_groups chooses it"
-                )
-            if not self.enable_prefix_caching:
-                continue
-            if group.sinks:
-                raise ValueError(
-                    "grouping: sinks go without prefix caching, for what a hit would have to hold is not known of any "
-                    "engine; set enable_prefix_caching = False"
-                )
-            if group.kind == "chunked_local" and group.block_size != lcm(*sizes):
-                raise ValueError(
-                    f"grouping: vLLM looks chunked local attention up in blocks of the common size {lcm(*sizes)} only, "
-                    f"not {group.block_size}; give all groups one block_size, or set enable_prefix_caching = False"
-                )
-            if group.mamba_mode == "align" and group.block_size != gcd(*sizes):
-                raise ValueError(
-                    f"grouping: with blocks of {gcd(*sizes)} tokens beside Mamba states every {group.block_size}, "
-                    "hits of vLLM end inside a block and copy it, which is not modelled; give all groups one block_size"
-                )
 
 
 _GRANTED = Granted()
@@ -298,6 +247,15 @@ class PagedGroupsPolicy:
             self.pool.managers, self.pool.cache.refs, self.pool.num_free, [h.tables for h in decoding], longest
         )
         return run_steps([(h.tokens, h.quiet) for h in decoding], limit, longest, trial.step)
+
+    def steps_before_release(self, decoding: Sequence[KVSequence], limit: int) -> int:
+        """The most further steps, at most *limit*, none of which gives a block back. O(sequences * groups)."""
+        managers = self.pool.managers
+        for s in decoding:
+            held = self._held[s.id]
+            releases = [m.next_release(table) for m, table in zip(managers, held.tables, strict=True)]
+            limit = min(limit, min(releases) - held.tokens)
+        return max(0, limit)
 
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
         """Take *k* steps at once: blocks are given back, go out and get their keys by (step, running order).

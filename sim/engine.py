@@ -92,6 +92,7 @@ class Engine:
         self.source = source
         self.scheduler = scheduler
         self.kv = kv
+        self._gives_back = kv if isinstance(kv, GivesBackWhileDecoding) else None
         self.arena = arena
         self.forward = forward
         self.cost = cost
@@ -210,8 +211,8 @@ class Engine:
         steady = 0 if alone else self.scheduler.steady_steps(plan)
         if steady and self.config.window:
             steady = min(steady, steps_within_window(plan, self.config.window) - 1)
-        if steady and self.scheduler.num_waiting and isinstance(self.kv, GivesBackWhileDecoding):
-            steady = self.kv.steps_before_release(plan.decoding, steady)  # whoever waits may be admitted then
+        if steady and self._gives_back is not None and self.scheduler.num_waiting:
+            steady = self._gives_back.steps_before_release(plan.decoding, steady)  # who waits may be admitted then
         k = 1 + (self.kv.horizon(plan.decoding, steady) if steady else 0)
         leap = Leap(self.cost, batch, start + self._work_ns(work), k, changed)
         return leap.cut_at(self.env.peek())
