@@ -10,7 +10,7 @@
     mamba, none      | 5 |                                    one state for all of a request's life
 
 S(c) are the first tokens that no later one reads, once c are computed. The rules are vLLM 0.27's
-``single_type_kv_cache_manager``. Managers know no request and no other group: tables, hits and the pool are handed to them.
+``single_type_kv_cache_manager``. Managers know no request and no other group: tables and hits are handed to them.
 """
 
 from __future__ import annotations
