@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
-from hbmtwin.allocators.prefix_cache import CacheEvent
+from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixStats
 from hbmtwin.allocators.records import (
     AllocatorUsage,
     Granted,
@@ -299,6 +299,15 @@ class ReportsCacheEvents(Protocol):
 
     on_cache_event: Callable[[CacheEvent], None] | None
     """Called with each event, in vLLM's order; None: nobody listens."""
+
+
+@runtime_checkable
+class CountsPrefixes(Protocol):
+    """A KV policy that counts what its prefix cache was asked for and found, as vLLM does."""
+
+    def prefix_stats(self) -> PrefixStats:
+        """The counts so far."""
+        ...
 
 
 @runtime_checkable

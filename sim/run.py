@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from hbmtwin.allocators.caching import ConfError
-from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, ReportsCacheEvents
+from hbmtwin.allocators.contract import CountsPrefixes, DeviceAllocator, KVPolicy, ReportsCacheEvents
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import KVLayout, Tag
@@ -29,6 +29,7 @@ from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged
 from hbmtwin.sim.kv_policy import block_retention, kv_policy, with_windows
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
+from hbmtwin.sim.model_states import check_states, mamba_mode, state_notes
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
 from hbmtwin.sim.result import Result
@@ -67,6 +68,8 @@ class Twin:
         self.max_model_len = _max_model_len(scenario, self.model)
         self.longest_request = self._longest_request()
         self.layout = _layout(scenario, self.model, self.device)
+        check_states(scenario, self.model)
+        self.mamba_mode = mamba_mode(scenario, self.model)
         self.kept_model, self.sinks = with_windows(scenario, self.model)
         """As the KV policy keeps it: with the windows that it makes use of."""
         _check_windows(scenario, self.model, self.kept_model)
@@ -88,6 +91,7 @@ class Twin:
         except ValueError as error:
             raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
         self.block_size = scenario.kv_cache.block_size or self.device.default_block_size
+        self.pool = self._pool()
         self.budget = self._budget()
         if not self.budget.fits:
             raise DoesNotFit(self.budget)
@@ -119,12 +123,28 @@ class Twin:
             )
         return self.max_model_len if in_blocks else MAX_REQUEST_TOKENS
 
+    def _pool(self) -> BlockPool:
+        try:
+            return block_pool(
+                self.kept_model,
+                self.layout,
+                block_size=self.block_size,
+                max_model_len=self.max_model_len,
+                max_num_batched_tokens=self.scenario.scheduler.max_num_batched_tokens,
+                sinks=self.sinks,
+                mamba_mode=self.mamba_mode,
+                ascend=self.device.vendor == "ascend",
+            )
+        except ValueError as error:
+            raise ScenarioError(f"kv_cache: {error}") from None
+
     def _budget(self) -> MemoryBudget:
         s = self.scenario
         return memory_budget(
             self.kept_model,
             self.device,
             sinks=self.sinks,
+            mamba_mode=self.mamba_mode,
             layout=self.layout,
             gpu_memory_utilization=s.engine.gpu_memory_utilization,
             max_model_len=self.max_model_len,
@@ -136,15 +156,7 @@ class Twin:
         )
 
     def _build_memory(self) -> None:
-        s, budget = self.scenario, self.budget
-        pool = block_pool(
-            self.kept_model,
-            self.layout,
-            block_size=self.block_size,
-            max_model_len=self.max_model_len,
-            max_num_batched_tokens=s.scheduler.max_num_batched_tokens,
-            sinks=self.sinks,
-        )
+        s, budget, pool = self.scenario, self.budget, self.pool
         policy: Any = kv_policy(s) if pool.grouping is None else kv_policies.get("paged_groups")
         self.token_bytes = pool.token_bytes
         settings_of_policy = config_fields(policy)
@@ -298,7 +310,15 @@ class Twin:
         """Run to the end of the traffic, or to the server's death."""
         s = self.scenario
         allocators = [self.general] if self.arena is self.general else [self.general, self.arena]
-        books = Books(self.driver, allocators, self.kv, static_bytes=self.static_bytes, token_bytes=self.token_bytes)
+        state_bytes = self.model.mamba_state_bytes(s.engine.tensor_parallel_size) * self.model.num_mamba_layers
+        books = Books(
+            self.driver,
+            allocators,
+            self.kv,
+            static_bytes=self.static_bytes,
+            token_bytes=self.token_bytes,
+            sequence_state_bytes=state_bytes if self.mamba_mode == "none" else None,
+        )
         engine = Engine(
             EngineConfig(
                 oom=legality.effective_oom(s),
@@ -347,6 +367,7 @@ class Twin:
                 **summary.request_counts(requests, self.source.total_requests),
                 "preemptions": engine.preemptions,
                 **summary.dropped(requests),
+                "prefix_cache": self._prefix_cache(),
                 "oom": None if engine.oom is None else engine.oom.to_dict(),
                 "capacity_bytes": self.driver.capacity_bytes,
                 "kv_budget_bytes": self.kv_budget_bytes,
@@ -364,6 +385,7 @@ class Twin:
                 "notes": [
                     *legality.notes(self.scenario),
                     *_further_notes(self.scenario, self.device, self.model, self.kept_model),
+                    *state_notes(self.scenario, self.model, self.pool, self.block_size),
                 ],
             },
             timeline=timeline,
@@ -373,6 +395,13 @@ class Twin:
             memory_trace=self.recorder.memory_trace(),
             cache_events=self.recorder.cache_events(),
         )
+
+    def _prefix_cache(self) -> dict[str, Any] | None:
+        """What the prefix cache was asked for and found, by the rules of the release; None without one."""
+        if not (self.scenario.kv_cache.enable_prefix_caching and isinstance(self.kv, CountsPrefixes)):
+            return None
+        stats = self.kv.prefix_stats()
+        return {**stats._asdict(), "hit_rate": stats.hits / stats.queries if stats.queries else None}
 
 
 def run(scenario: Scenario, *, progress: Callable[[Progress], None] | None = None) -> Result:
