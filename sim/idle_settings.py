@@ -13,7 +13,7 @@ from hbmtwin.sim.scenario import Scenario
 
 SHARED_KEYS = ("preset", "policy", "dtype", "v_dtype", "options")
 """Of ``[kv_cache]``: they concern every policy. Each other key concerns those whose ``Config`` has it."""
-PAGED_KEYS = ("version", "retention", "disable_hybrid_kv_cache_manager")
+PAGED_KEYS = ("version", "retention", "disable_hybrid_kv_cache_manager", "mamba_cache_mode")
 """Of ``[kv_cache]``: with ``paged`` they choose its class, and what its groups keep."""
 ALLOCATOR_KEYS = ("fit", "coalescing", "alignment_bytes", "alloc_conf")
 """Of ``[memory]``: they concern the allocators whose ``Config`` has them."""

@@ -5,6 +5,7 @@
     all layers alike, none with a window    one table, a block has block_size slots in every layer       grouping: None
     windows in some layers                  vLLM's hybrid KV cache manager: groups over one pool         grouping
     windows in all layers                   one group that forgets                                       grouping
+    states in some layers (Mamba-2)         as windows in some, in blocks whose page holds a state       grouping
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hbmtwin.allocators.form_groups import form_groups
-from hbmtwin.allocators.kv_groups import Grouping, LayerKV
+from hbmtwin.allocators.kv_groups import Grouping, LayerKV, MambaMode
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import ModelShape
+
+KERNEL_BLOCK_SIZE = 16
+"""Tokens of the smallest block that attention on CUDA reads; beside states a block is a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +74,27 @@ def block_pool(
     max_model_len: int,
     max_num_batched_tokens: int,
     sinks: int = 0,
+    mamba_mode: MambaMode = "none",
+    ascend: bool = False,
 ) -> BlockPool:
-    """The pool of *model*; its windows make groups. Layers with a window keep *sinks* tokens at the start for ever.
+    """The pool of *model*; its windows and states make groups. Layers with a window keep *sinks* tokens at the start
+    for ever. *ascend*: beside states, the block size is vllm-ascend's.
 
     Raise ValueError where no common page size exists.
     """
     grouping = None
-    if model.layer_windows:
+    if model.mamba is not None:
+        grouping = form_groups(
+            _hybrid_layers(model, layout),
+            block_size=block_size,
+            max_model_len=max_model_len,
+            enable_prefix_caching=mamba_mode != "none",
+            mamba_mode=mamba_mode,
+            mamba_chunk=model.mamba.chunk_size,
+            kernel_block_size=max(KERNEL_BLOCK_SIZE, block_size),
+            ascend=ascend,
+        )
+    elif model.layer_windows:
         layers = [
             LayerKV(kind="sliding_window" if window else "full", token_bytes=layout.layer_token_bytes, window=window)
             for window in model.layer_windows
@@ -86,3 +104,12 @@ def block_pool(
             groups = tuple(replace(g, sinks=sinks if g.kind == "sliding_window" else 0) for g in grouping.groups)
             grouping = replace(grouping, groups=groups)
     return BlockPool(layout, block_size, max_num_batched_tokens, grouping)
+
+
+def _hybrid_layers(model: ModelShape, layout: KVLayout) -> list[LayerKV]:
+    """Layers that keep something, in the order of the model."""
+    assert model.mamba is not None
+    tp = layout.tensor_parallel_size
+    attention = LayerKV(token_bytes=layout.layer_token_bytes, k_bytes=layout.tensor_bytes[0])
+    state = LayerKV(kind="mamba", state_bytes=model.mamba.state_bytes(tp), conv_bytes=model.mamba.conv_state_bytes(tp))
+    return [attention if kind == "attention" else state for kind in model.layer_types if kind != "mlp"]

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from hbmtwin.allocators.caching.sizes import NPU_PAD, allocation_size, round_size
+from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank
@@ -90,6 +91,7 @@ class _Question:
     other_tenant_bytes: int
     activation_bytes: int | None
     sinks: int
+    mamba_mode: MambaMode
 
     @property
     def pool(self) -> BlockPool:
@@ -100,6 +102,8 @@ class _Question:
             max_model_len=self.max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
             sinks=self.sinks,
+            mamba_mode=self.mamba_mode,
+            ascend=self.device.vendor == "ascend",
         )
 
 
@@ -116,15 +120,16 @@ def memory_budget(
     other_tenant_bytes: int = 0,
     activation_bytes: int | None = None,
     sinks: int = 0,
+    mamba_mode: MambaMode = "none",
     rules: EngineRules | None = None,
 ) -> MemoryBudget:
     """Divide one device as the engine does at start: ``kv = util * total - weights - activations - non-torch``.
 
     *layout* is that of the KV on one rank, and tells over how many ranks the model is split. Windows of the model's
-    layers make groups of blocks, and keep *sinks* tokens at the start besides. *activation_bytes* replaces the
-    estimated peak, *rules* those of the device's engine. When it does not start, the reason ends with the
-    single changes that were tried and hold. O(1). Raise ValueError for a number out of range or a model that cannot be
-    split so.
+    layers make groups of blocks, and keep *sinks* tokens at the start besides; so do states, cached by *mamba_mode*.
+    *activation_bytes* replaces the estimated peak, *rules* those of the device's engine. When it does not start, the
+    reason ends with the single changes that were tried and hold. O(1). Raise ValueError for a number out of range or a
+    model that cannot be split so.
     """
     question = _Question(
         model,
@@ -139,6 +144,7 @@ def memory_budget(
         other_tenant_bytes,
         activation_bytes,
         sinks,
+        mamba_mode,
     )
     _check(question)
     budget = _answer(question)

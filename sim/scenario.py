@@ -165,6 +165,9 @@ class KVCacheSection(Section):
     disable_hybrid_kv_cache_manager: bool = Field(
         False, description="paged only: layers with a sliding window keep the whole context, as vLLM's flag"
     )
+    mamba_cache_mode: Literal["none", "align", "all"] | None = Field(
+        None, description="paged only: states that later requests find; default: all with a prefix cache, else none"
+    )
     retention: str = Field(
         "full",
         description="contiguous: full, truncate(n), forget(over, drop), sliding_window(w), sink_recent(sinks, n); "
