@@ -158,7 +158,7 @@ def plant_groups(policy: PagedGroupsPolicy, name: str) -> None:
     for manager in policy.pool.managers:
         if mistaken is None:
             CAPS[name](manager)
-        elif issubclass(mistaken, type(manager)) and type(manager) is not GroupManager:
+        elif issubclass(mistaken, GroupManager) and type(manager) is mistaken.__base__:
             manager.__class__ = mistaken
     if mistaken is not None and issubclass(mistaken, GroupPool):
         policy.pool.__class__ = mistaken

@@ -92,8 +92,9 @@ class FreesLowToHigh(NaiveGroups):
 
 class FreesAllGroupsAtOnce(NaiveGroups):
     def release(self, s: KVSequence, why: Release = Release.FINISH) -> None:
-        groups = self.held.pop(s.id, [])
-        self.put_back([block for held in groups for block in held.table[::-1]])
+        blocks = [block for held in self.held.pop(s.id, []) for block in held.table[::-1]]
+        super().release(s, why)
+        self.put_back(blocks)
 
 
 class FreesInReverseOrderOfGroups(NaiveGroups):
@@ -138,3 +139,25 @@ class OnePassOverTheGroups(NaiveGroups):
         hits, length = super().find(s)
         self.classes = classes
         return hits, length
+
+
+WINDOW, CHUNKED, MAMBA = "window", "chunked", "mamba"
+MISTAKES: dict[type[NaiveGroups], str] = {
+    RunOfTheWholeWindow: WINDOW,
+    ForgetsOneTokenLate: WINDOW,
+    ForgetsOnSuccessOnly: WINDOW,
+    NoCap: CHUNKED,
+    CapOfAlignedWindows: WINDOW,
+    CapOfTheWindowAlone: WINDOW,
+    KeysOfEveryWindowBlock: WINDOW,
+    RegistersUnrounded: WINDOW,
+    ForgetsLowToHigh: WINDOW,
+    FreesLowToHigh: CHUNKED,
+    FreesAllGroupsAtOnce: MAMBA,
+    FreesInReverseOrderOfGroups: CHUNKED,
+    HitsStatesOfThisStep: MAMBA,
+    NeverFreesPrev: MAMBA,
+    ChunksAreLookedUp: CHUNKED,
+    OnePassOverTheGroups: WINDOW,
+}
+"""Each mistake, and the kind of pools that shows it."""
