@@ -106,6 +106,10 @@ class BlockKeys:
     def _next_block(self, chain: _Chain, spans: tuple[Span, ...]) -> tuple[Span, ...] | None:
         """Tokens of the next block in the fewest pieces, and the chain moves on; None if the spans end before."""
         missing, place, offset = self.block_size, chain.place, chain.offset
+        if place < len(spans) and offset + missing < spans[place][2]:  # inside one span, as nearly all are
+            stream, start, _ = spans[place]
+            chain.offset += missing
+            return ((stream, start + offset, missing),)
         pieces: list[Span] = []
         while missing:
             if place == len(spans):
