@@ -213,7 +213,11 @@ class KVPolicy(Protocol):
     without a block table can read it)."""
 
     def lookup(self, s: KVSequence) -> int:
-        """Tokens already held for its prefix (cache or parked), at most ``s.num_tokens - 1``; pins nothing."""
+        """Tokens already held for its prefix (cache or parked), at most ``s.num_tokens - 1``; pins nothing.
+
+        Who looks a sequence up and never admits it says so with ``release(s, DROP)``: a policy may keep what it made to
+        find the prefix.
+        """
         ...
 
     def reserve(
@@ -242,7 +246,11 @@ class KVPolicy(Protocol):
         ...
 
     def horizon(self, decoding: Sequence[KVSequence], limit: int) -> int:
-        """How many *further* decode steps, at most *limit*, are certain to succeed without copy, free or look-up."""
+        """How many *further* decode steps, at most *limit*, are certain to succeed without copy, free or look-up.
+
+        The list *decoding* is not changed while its plan is in use: the same list, with nothing but horizon, advance,
+        end_step and questions in between, means the same sequences.
+        """
         ...
 
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
@@ -316,4 +324,13 @@ class GivesBackWhileDecoding(Protocol):
 
     def steps_before_release(self, decoding: Sequence[KVSequence], limit: int) -> int:
         """How many *further* decode steps, at most *limit*, give nothing back."""
+        ...
+
+
+@runtime_checkable
+class FindsSharedBoundaries(Protocol):
+    """A KV policy whose look-up sees more of a prefix than it can give, as some layers lack their state there."""
+
+    def shared_boundary(self, s: KVSequence) -> int:
+        """Tokens that the last look-up found in some layers beyond its answer; 0 if there were none."""
         ...
