@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import ClassVar
 
-from hbmtwin.allocators.contract import KVPolicy
+from hbmtwin.allocators.contract import FindsSharedBoundaries, KVPolicy
 from hbmtwin.allocators.records import Refused, Release
+from hbmtwin.sim.aligned_chunks import aligned_chunk
 from hbmtwin.sim.scheduler import Admitted, Entry, Finished, Plan, QueueScheduler, SchedulerConfig, schedulers
 
 
@@ -51,12 +52,16 @@ class ContinuousScheduler(QueueScheduler):
 
     def _schedule_running(self, plan: Plan, kv: KVPolicy) -> int:
         running, scheduled, decoding = self._running, plan.scheduled, plan.decoding
+        aligned = self.config.state_block_size > 0
         budget = self.config.max_num_batched_tokens
         index = 0
         while index < len(running) and budget > 0:
             s = running[index].sequence
             left = s.num_tokens - s.num_computed_tokens
             new = left if left < budget else budget
+            if aligned and not (new := self._chunk(kv, running[index], s.num_computed_tokens, new)):
+                index += 1  # its turn comes when a step has room for a whole block
+                continue
             while isinstance(refused := kv.reserve(s, new, others_running=len(running) > 1), Refused):
                 if self.config.oom != "preempt":
                     plan.exhausted = (s, refused)
@@ -79,6 +84,8 @@ class ContinuousScheduler(QueueScheduler):
             s = entry.sequence
             hit = kv.lookup(s)
             new = min(s.num_tokens - hit, budget)
+            if self.config.state_block_size and not (new := self._chunk(kv, entry, hit, new)):
+                return
             answer = kv.reserve(s, new, hit=hit, admitting=True, others_running=bool(running))
             if isinstance(answer, Refused):
                 if running:
@@ -97,6 +104,19 @@ class ContinuousScheduler(QueueScheduler):
             if s.num_tokens - hit == 1:
                 plan.decoding.append(s)
             budget -= new
+
+    def _chunk(self, kv: KVPolicy, entry: Entry, start: int, new: int) -> int:
+        """How many of *new* tokens behind *start* a step computes where chunks end at states."""
+        s = entry.sequence
+        return aligned_chunk(
+            start,
+            new,
+            num_tokens=s.num_tokens,
+            prompt_tokens=entry.request.prompt_tokens,
+            block_size=self.config.state_block_size,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            shared_boundary=kv.shared_boundary(s) if isinstance(kv, FindsSharedBoundaries) else 0,
+        )
 
     def steady_steps(self, p: Plan) -> int:
         """Steps until the first sequence ends; 0 in a step with a prompt, a first token or a preemption."""

@@ -27,6 +27,12 @@ def mamba_mode(scenario: Scenario, model: ModelShape) -> MambaMode:
     return kv.mamba_cache_mode or "all"
 
 
+def state_block_size(pool: BlockPool) -> int:
+    """Tokens between two states that are kept at the ends of chunks; 0 where chunks may end anywhere."""
+    groups = pool.grouping.groups if pool.grouping is not None else ()
+    return next((group.block_size for group in groups if group.mamba_mode == "align"), 0)
+
+
 def check_states(scenario: Scenario, model: ModelShape) -> None:
     """Refuse what does not go with states. Raise ScenarioError naming keys, reason and cure."""
     if model.mamba is None:
@@ -77,5 +83,11 @@ def state_notes(scenario: Scenario, model: ModelShape, pool: BlockPool, block_si
         found.append(
             f"kv_cache.block_size: blocks have {attention.block_size:,} tokens instead of {block_size}, so that a page "
             f"of {pool.grouping.page_bytes:,} bytes holds a state of {state_bytes:,}"
+        )
+    state = next(group for group in pool.grouping.groups if group.kind == "mamba")
+    if state.mamba_mode == "all" and state.block_size > attention.block_size:
+        found.append(
+            f"kv_cache.mamba_cache_mode: vllm-ascend keeps states of mode all every {state.block_size:,} tokens only, so "
+            "shorter prefixes are never found; align keeps them every block"
         )
     return tuple(found)

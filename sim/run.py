@@ -29,7 +29,7 @@ from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged
 from hbmtwin.sim.kv_policy import block_retention, kv_policy, with_windows
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
-from hbmtwin.sim.model_states import check_states, mamba_mode, state_notes
+from hbmtwin.sim.model_states import check_states, mamba_mode, state_block_size, state_notes
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
 from hbmtwin.sim.result import Result
@@ -105,6 +105,7 @@ class Twin:
             batching=scenario.scheduler.batching,
             bucket_tokens=scenario.scheduler.bucket_tokens,
             preemption_mode=scenario.scheduler.preemption_mode,
+            state_block_size=state_block_size(self.pool),
         )
         make_scheduler: Any = schedulers.get(scenario.scheduler.policy)
         self.scheduler: Scheduler = make_scheduler(config)

@@ -90,6 +90,8 @@ class SchedulerConfig:
     """Of ``static_batch``: which requests share a batch, and whether they are padded to its longest."""
     bucket_tokens: int = 256
     """Width of a bucket of prompt lengths."""
+    state_block_size: int = 0
+    """Of ``continuous``: above 0, chunks of a prompt end where :mod:`hbmtwin.sim.aligned_chunks` says."""
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     """Of ``vllm_v0``: ``auto`` swaps out a prompt with several samples that run, and recomputes one with a single."""
 
