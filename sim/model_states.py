@@ -87,7 +87,7 @@ def state_notes(scenario: Scenario, model: ModelShape, pool: BlockPool, block_si
     state = next(group for group in pool.grouping.groups if group.kind == "mamba")
     if state.mamba_mode == "all" and state.block_size > attention.block_size:
         found.append(
-            f"kv_cache.mamba_cache_mode: vllm-ascend keeps states of mode all every {state.block_size:,} tokens only, so "
-            "shorter prefixes are never found; align keeps them every block"
+            f"kv_cache.mamba_cache_mode: vllm-ascend keeps states of mode all every {state.block_size:,} tokens only, "
+            "so shorter prefixes are never found; align keeps them every block"
         )
     return tuple(found)
