@@ -91,6 +91,7 @@ KV_FACTORS: dict[str, list[list[Value]]] = {
         [{"watermark": 0.0}, {"watermark": 0.1}],
         [{"reserve_full_sequence": True}, {"reserve_full_sequence": False}],
     ],
+    "radix": [[{"block_size": 16}, {"block_size": 1}]],
     "virtual": [[{"page_bytes": PAGE_BYTES}, {"page_bytes": 8 * PAGE_BYTES}]],
 }
 """What is worth varying of the KV policies that there are; of another one, the arena and the layout vary."""
