@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 
 class BlockPool:
@@ -43,9 +42,9 @@ class BlockPool:
         """There are no keys to drop; whether every block is free."""
         return len(self.free) == self.num_blocks - 1
 
-    def free_state(self, block: int) -> Literal["free", "cached"]:
-        """What a block is that nobody holds."""
-        return "free"
+    def keyed_blocks(self) -> Sequence[int]:
+        """Those that carry a key: none does."""
+        return ()
 
     def check(self, tables: Iterable[tuple[Sequence[int], int]]) -> None:
         """Assert that every block but the null one is in one table or in the queue. O(blocks * log)."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 from hbmtwin.allocators.admission import Admission
+from hbmtwin.allocators.block_map import block_map
 from hbmtwin.allocators.block_pool import BlockPool
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.decode_batch import NEVER, BlockTable, DecodeBatch
@@ -380,21 +381,20 @@ class PagedPolicy:
         )
 
     def walk(self) -> Iterator[KVBlock]:
-        """Every block by id, the null block as free. A shared block is the one's who got room first.
+        """Blocks by id, free or cached neighbours in one piece, the null block as free.
+
+        A shared block is its first owner's.
 
         ``token_bytes`` are those of running sequences: a cached block has none.
         """
-        size = self.config.block_size
+        size, token_bytes = self.config.block_size, self.layout.token_bytes
         if self._batch is not None:
             self._batch.fold()
         held: dict[int, tuple[int, int]] = {}
         for owner, table in self._tables.items():
             for index, block in enumerate(table.blocks):
-                held.setdefault(block, (max(0, min(size, table.tokens - index * size)), owner))
-        for block in range(self.config.num_blocks):
-            tokens, owner = held.get(block, (0, -1))
-            state = "running" if block in held else self._pool.free_state(block)
-            yield KVBlock(block * self._block_bytes, self._block_bytes, tokens * self.layout.token_bytes, state, owner)
+                held.setdefault(block, (max(0, min(size, table.tokens - index * size)) * token_bytes, owner))
+        yield from block_map(self.config.num_blocks, self._block_bytes, held, self._pool.keyed_blocks())
 
     def check(self) -> None:
         """Assert that every block but the null one is in one place, and the books against the walk and the arena."""

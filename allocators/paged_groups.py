@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
+from hbmtwin.allocators.block_map import block_map
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.group_leaps import Trial, run_steps
 from hbmtwin.allocators.group_managers import NEVER, NULL
 from hbmtwin.allocators.group_pool import GroupPool, Held, Marks
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.paged_groups_config import PagedGroupsConfig
-from hbmtwin.allocators.prefix_cache import NO_KEY, CacheEvent, PrefixStats
+from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixStats
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
 from hbmtwin.allocators.registry import kv_policies
 
@@ -404,7 +405,9 @@ class PagedGroupsPolicy:
         )
 
     def walk(self) -> Iterator[KVBlock]:
-        """Every block by id, the null block as free. A shared block is the one's who got room first.
+        """Blocks by id, free or cached neighbours in one piece, the null block as free.
+
+        A shared block is its first owner's.
 
         ``token_bytes`` are those of running sequences: a cached block has none, and neither has a Mamba state.
         """
@@ -416,11 +419,7 @@ class PagedGroupsPolicy:
                     tokens = max(0, min(size, held.tokens - place * size))
                     found.setdefault(block, (tokens * token_bytes, owner))
         found.pop(NULL, None)
-        for block in range(self.config.num_blocks):
-            token_bytes, owner = found.get(block, (0, -1))
-            free = "cached" if self.pool.cache.key_of[block] != NO_KEY else "free"
-            state = "running" if block in found else free
-            yield KVBlock(block * self._block_bytes, self._block_bytes, token_bytes, state, owner)
+        yield from block_map(self.config.num_blocks, self._block_bytes, found, self.pool.cache.keyed_blocks())
 
     def check(self) -> None:
         """Assert the invariants of queue, references, keys and tables, and the books against the walk and the arena."""

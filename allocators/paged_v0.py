@@ -36,6 +36,7 @@ from enum import Enum
 from itertools import groupby
 from typing import ClassVar
 
+from hbmtwin.allocators.block_map import block_map
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
@@ -369,17 +370,14 @@ class PagedV0Policy:
         )
 
     def walk(self) -> Iterator[KVBlock]:
-        """Every block by id. A shared block is the one's who got room first; a cached one has no tokens."""
-        size, pool = self.config.block_size, self._pool
+        """Blocks by id, free or cached neighbours in one piece. A shared block is the one's who got room first."""
+        size, token_bytes, pool = self.config.block_size, self.layout.token_bytes, self._pool
         held: dict[int, tuple[int, int]] = {}
         for owner, table in self._tables.of.items():
             for index, block in enumerate(table.blocks):
-                held.setdefault(block, (table.fill(index, size), owner))
-        for block in range(self.config.num_blocks):
-            tokens, owner = held.get(block, (0, -1))
-            free = "free" if pool.key_of[block] == NO_KEY else "cached"
-            state = "running" if block in held else free
-            yield KVBlock(block * self._block_bytes, self._block_bytes, tokens * self.layout.token_bytes, state, owner)
+                held.setdefault(block, (table.fill(index, size) * token_bytes, owner))
+        keyed = [block for block, key in enumerate(pool.key_of) if key != NO_KEY]
+        yield from block_map(self.config.num_blocks, self._block_bytes, held, keyed)
 
     def check(self) -> None:
         """Assert references against tables, the host pool, and the books against the walk and the arena. O(blocks)."""

@@ -228,9 +228,9 @@ class PrefixCache:
             observer(CacheEvent("cleared"))
         return True
 
-    def free_state(self, block: int) -> Literal["free", "cached"]:
-        """What a block is that nobody holds."""
-        return "free" if self.key_of[block] == NO_KEY else "cached"
+    def keyed_blocks(self) -> Sequence[int]:
+        """Those that carry a key, held or not, by id. O(blocks)."""
+        return [block for block, key in enumerate(self.key_of) if key != NO_KEY]
 
     def check(self, tables: Iterable[tuple[Sequence[int], int]]) -> None:
         """Assert the invariants of references, keys and queue, for tables of which the first so many have keys.

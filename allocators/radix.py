@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hbmtwin.allocators.block_map import block_map
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.radix_tree import EVICTION_POLICIES, EvictionPolicy, Node, RadixTree
@@ -411,20 +412,17 @@ class RadixPolicy:
         )
 
     def walk(self) -> Iterator[KVBlock]:
-        """Every page by id, the dummy as free. A shared page is the one's who got room first.
+        """Pages by id, free or cached neighbours in one piece, the dummy as free. A shared page is its first owner's.
 
         ``token_bytes`` are those of running sequences: a cached page has none.
         """
-        size = self.config.block_size
+        size, token_bytes = self.config.block_size, self.layout.token_bytes
         cached = {page for node in self._tree.nodes() for page in node.pages}
         held: dict[int, tuple[int, int]] = {}
         for owner, table in self._tables.items():
             for index, page in enumerate(table.pages):
-                held.setdefault(page, (max(0, min(size, table.tokens - index * size)), owner))
-        for page in range(self.config.num_blocks):
-            tokens, owner = held.get(page, (0, -1))
-            state = "running" if page in held else "cached" if page in cached else "free"
-            yield KVBlock(page * self._page_bytes, self._page_bytes, tokens * self.layout.token_bytes, state, owner)
+                held.setdefault(page, (max(0, min(size, table.tokens - index * size)) * token_bytes, owner))
+        yield from block_map(self.config.num_blocks, self._page_bytes, held, cached)
 
     def check(self) -> None:
         """Assert that every page but the dummy is in one place, and the books against tree, walk and arena."""
