@@ -42,8 +42,8 @@ class VllmV0Scheduler(ContinuousScheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self._swapped: deque[Entry] = deque()
-        self._came_back = False
-        """Whether the last plan swapped somebody in: the queue may go on in the next step."""
+        self._queue_may_go_on = False
+        """Whether the last plan emptied the swapped queue or freed blocks: the next may begin with prompts."""
 
     @property
     def num_waiting(self) -> int:
@@ -64,7 +64,7 @@ class VllmV0Scheduler(ContinuousScheduler):
             raise TypeError(f"the scheduler vllm_v0 needs the policy paged_v0, not {type(kv).__name__}")
         plan = Plan(rejected=self._rejected)
         self._rejected = []
-        self._came_back = False
+        self._queue_may_go_on = False
         if not self._swapped:
             self._admit_prompts(plan, kv)
         if not plan.admitted and self._decode(plan, kv):
@@ -170,6 +170,7 @@ class VllmV0Scheduler(ContinuousScheduler):
             for entry in victims:
                 self._uncount(entry)
             self._reject(plan, kv, victims, "swap_space")
+            self._queue_may_go_on = True
             return victims[0]
         plan.preempted += [entry.sequence for entry in victims]
         return victims[0]
@@ -183,6 +184,7 @@ class VllmV0Scheduler(ContinuousScheduler):
             status = kv.can_swap_in(sequences)
             if status is AllocStatus.NEVER:
                 self._reject(plan, kv, _take(self._swapped, samples), "kv_capacity")
+                self._queue_may_go_on = True
                 continue
             # Alone they come back even with more samples than the budget has tokens, or nobody ever would.
             over = len(running) + len(samples) > min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -196,13 +198,13 @@ class VllmV0Scheduler(ContinuousScheduler):
                 _granted(kv.reserve(s, 1, admitting=True, others_running=True))
                 plan.scheduled.append((s, 1))
                 plan.decoding.append(s)
-            self._came_back = True
+            self._queue_may_go_on = True
 
     # -- in leaps ----------------------------------------------------------------------------------------------------
 
     def steady_steps(self, p: Plan) -> int:
-        """As with continuous batching; 0 with a prompt, and where somebody came back and the queue may go on."""
-        return 0 if p.admitted or self._came_back else super().steady_steps(p)
+        """As with continuous batching; 0 with a prompt, and where the next step may begin with one."""
+        return 0 if p.admitted or self._queue_may_go_on else super().steady_steps(p)
 
     def commit(self, p: Plan, k: int) -> list[Finished]:
         """Count *k* steps; forks get the first token of the prompt that they share. O(scheduled)."""

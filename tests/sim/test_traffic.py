@@ -13,6 +13,7 @@ from hbmtwin.workloads.closed_loop import ClosedLoop
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.records import WorkloadError
 from hbmtwin.workloads.replay import Replay
+from hbmtwin.workloads.traces import open_trace
 
 
 def scenario(*overrides: str, seed: int = 0) -> Scenario:
@@ -102,3 +103,26 @@ def test_a_bad_file_is_a_fault_of_the_file(tmp_path: Path) -> None:
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,2\n1,x,3\n")
     with pytest.raises(WorkloadError, match=r"bad\.csv:3: "):
         source_of(scenario(f"workload.trace={path}"))
+
+
+def test_a_trace_of_single_requests_may_be_sampled_and_one_of_conversations_not(tmp_path: Path) -> None:
+    head = "arrival_s,prompt_tokens,output_tokens,session\n"
+    one, several = tmp_path / "one.csv", tmp_path / "several.csv"
+    one.write_text(head + "0,10,5,1\n1,20,5,2\n")
+    several.write_text(head + "0,10,5,1\n1,20,5,1\n")
+    assert (open_trace(one).has_turns, open_trace(several).has_turns) == (False, True)
+    sampled = source_of(Scenario.load(overrides=[f"workload.trace={one}", "workload.samples=2"]))
+    assert [(r.id, r.arrival_ns, r.sample) for r in sampled.open()] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 10**9, 0),
+        (3, 10**9, 1),
+    ]
+    with pytest.raises(ScenarioError, match=r"workload.samples: sessions of .*several.csv have several turns, and 2"):
+        source_of(Scenario.load(overrides=[f"workload.trace={several}", "workload.samples=2"]))
+
+
+def test_a_scenario_without_samples_has_its_source_bare() -> None:
+    assert isinstance(source_of(Scenario.load(overrides=["session.turns=1"])), OpenLoop)
+    sampled = source_of(Scenario.load(overrides=["session.turns=1", "workload.samples=8", "workload.num_prompts=5"]))
+    assert sampled.total_requests == 40
