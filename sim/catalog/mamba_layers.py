@@ -55,10 +55,14 @@ def hybrid_layers(
         return HybridLayers(None, (), True, rotary, "")
     if not {"mamba", "attention"} <= set(types):
         raise CatalogError(
-            f"{where}: layers of attention and of Mamba-2 are computed together only, not {kind} without"
+            f"{where}: layers of attention and of Mamba-2 are computed together only; one kind is missing"
         )
-    sizes = _nemotron_sizes if own_mlp else _mamba_sizes
-    mamba = sizes(config, where, hidden_size, dtype_bytes)
+    try:
+        mamba = (_nemotron_sizes if own_mlp else _mamba_sizes)(config, where, hidden_size, dtype_bytes)
+    except CatalogError:
+        raise
+    except ValueError as error:  # sizes that do not go together
+        raise CatalogError(f"{where}: {error}") from None
     note = "; vLLM serves this type up to 0.23, here by the rules of 0.27" if kind == "bamba" else ""
     return HybridLayers(mamba, types, not own_mlp, rotary, note)
 
