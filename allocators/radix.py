@@ -209,7 +209,8 @@ class RadixPolicy:
 
     def _take(self, count: int) -> list[int]:
         """The first *count* of the list; the tree gives what is short of them."""
-        self._evict_for(count)
+        if count > len(self._free):
+            self._evict_for(count)
         pop = self._free.popleft
         return [pop() for _ in range(count)]
 
@@ -219,9 +220,8 @@ class RadixPolicy:
 
     def _evict_for(self, count: int) -> None:
         """Evict leaves, each its own call of free, until *count* pages are free or nothing is left to evict."""
-        if count > len(self._free):
-            for pages in self._tree.evict(count - len(self._free)):
-                self._put(pages)
+        for pages in self._tree.evict(count - len(self._free)):
+            self._put(pages)
 
     def _put(self, pages: Sequence[int]) -> None:
         """One call of free, in table order."""
