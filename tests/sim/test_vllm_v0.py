@@ -136,8 +136,8 @@ def test_a_prompt_over_the_budget_is_rejected() -> None:
 
 
 def test_the_last_is_recomputed_from_the_front_of_the_queue() -> None:
-    """Six blocks, three requests of two: in the middle of a block A needs a free one, so that C gives way, comes back at
-    once, and gives way again; then A is in the middle of its third block, and B gives way, too."""
+    """Six blocks, three requests of two: in the middle of a block A needs a free one, so that C gives way, comes back
+    at once, and gives way again; then A is in the middle of its third block, and B gives way, too."""
     server = Server(6).add((7, 6), (7, 6), (7, 6))
     assert server.steps(2) == ["+A +B +C A:7 B:7 C:7", "-C A:1 B:1"]
     assert server.waiting == "C"
