@@ -19,6 +19,7 @@ from hbmtwin.allocators.growth import GROWTH_RULES
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.allocators.retention import RETENTIONS
 from hbmtwin.kernels.roofline import RooflineCost
+from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import DoesNotFit, Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
@@ -35,6 +36,7 @@ SMALL = {
     "session.turns": 2,
     "session.think_time_s": 0.1,
     "results.interval_s": 0.2,
+    "kv_cache.block_size": 16,
 }
 """Eight requests, four at a time, of 93 and then 183 tokens; 231 MiB are left for them, room for 463 tokens."""
 RETENTION_TEXTS = ("full", "truncate(100)", "forget(100, 30)", "sliding_window(100)", "sink_recent(4, 90)")
@@ -84,18 +86,27 @@ def refusals(s: Scenario) -> set[str]:
     """Keys that a refusal may name: none if the scenario is legal. The rules once more, in a row and by name."""
     kv, memory, batch = s.kv_cache, s.memory, s.scheduler
     contiguous, padded = kv.policy == "contiguous", batch.policy == "static_batch" and batch.batching != "variable"
+    in_blocks, v0 = kv.policy in ("paged", "radix"), kv.policy == "paged" and kv.version == "v0"
+    windows = kv.policy == "paged" and kv.retention != "full"
     rules = {
         "memory.general": memory.general in ("buddy", "bump", "pooled", "tlsf"),
         "kv_cache.policy": kv.policy == "virtual" and memory.kv_arena != "direct",
-        "kv_cache.retention": kv.retention != "full" and (padded or not contiguous),
-        "engine.attention": s.engine.attention == "standard" and kv.policy == "paged",
+        "kv_cache.retention": kv.retention != "full"
+        and (padded or kv.policy in ("radix", "virtual") or (windows and kv.retention.startswith("forget"))),
+        "kv_cache.version": windows and kv.version != "0.27",
+        "kv_cache.watermark": kv.policy == "paged" and (kv.watermark or 0) > 0 and kv.version in ("0.18", "0.22"),
+        "kv_cache.enable_prefix_caching": windows
+        and kv.enable_prefix_caching
+        and not kv.retention.startswith("sliding_window"),
+        "engine.attention": s.engine.attention == "standard" and in_blocks,
         "engine.task_queue_enable": s.engine.task_queue_enable == 2 and memory.general != "caching",
-        "memory.admission": memory.admission == "reserve" and not contiguous,
+        "memory.admission": memory.admission == "reserve" and (windows or v0 or kv.policy in ("radix", "virtual")),
         "memory.oom": memory.oom in ("reject", "preempt")
         and (contiguous and kv.copy_scope == "tensor" and kv.growth != "static"),
-        "scheduler.policy": (batch.policy == "static_batch" and kv.policy == "paged")
-        or (batch.policy == "vllm_v0") != (kv.policy == "paged" and kv.version == "v0"),
-        "session.between_turns": s.session.between_turns == "prefix_cache"
+        "scheduler.policy": (batch.policy == "static_batch" and in_blocks) or (batch.policy == "vllm_v0") != v0,
+        "session.between_turns": (
+            s.session.between_turns == "prefix_cache" and not (in_blocks and kv.enable_prefix_caching)
+        )
         or (padded and s.session.between_turns == "keep"),
     }
     return {key for key, broken in rules.items() if broken}
@@ -128,6 +139,7 @@ POLICIES = (
     {"kv_cache.policy": "contiguous"},
     {"kv_cache.policy": "paged"},
     {"kv_cache.policy": "virtual", "memory.kv_arena": "direct"},
+    {"kv_cache.policy": "radix"},
 )
 """Each with an arena that is legal for it."""
 
@@ -135,7 +147,7 @@ POLICIES = (
 def test_the_matrices_know_all_policies_that_the_package_brings() -> None:
     assert {keys["kv_cache.policy"] for keys in POLICIES} == {
         name for name, cls in kv_policies if cls.__module__.startswith("hbmtwin.")
-    }
+    } - {*CHOSEN_BY_MODEL, *CHOSEN_BY_RELEASE}
     assert len(RETENTION_TEXTS) == len(RETENTIONS)
     assert {keys["scheduler.policy"] for keys in SCHEDULERS} == set(schedulers.names())
 
@@ -147,20 +159,20 @@ def test_oom_by_policy_growth_and_copy_scope() -> None:
     )
     assert (seen["memory.oom"], seen["ran"]) == (8, 32)
     seen += run_all(policy=POLICIES[1:], memory__oom=answers, kv_cache__copy_scope=("tensor", "step"))
-    assert (seen["memory.oom"], seen["ran"]) == (8, 48)
+    assert (seen["memory.oom"], seen["ran"]) == (8, 56)
     assert min(seen["died"], seen["preempted"], seen["rejected"]) >= 3, "memory was short"
 
 
 def test_retention_by_policy_and_growth() -> None:
     growths = ("static", "exact", "step")
     seen = run_all(policy=POLICIES, kv_cache__retention=RETENTION_TEXTS, kv_cache__growth=growths)
-    assert (seen["kv_cache.retention"], seen["ran"]) == (2 * 4 * 3, 3 * 7)
+    assert (seen["kv_cache.retention"], seen["ran"]) == ((1 + 4 + 4) * 3, (5 + 4 + 1 + 1) * 3)
 
 
 def test_attention_by_policy_and_activations() -> None:
     kinds = ("none", "peak", "per_layer")
     seen = run_all(policy=POLICIES, engine__attention=("flash", "standard"), memory__activations=kinds)
-    assert (seen["engine.attention"], seen["ran"]) == (3, 15)
+    assert (seen["engine.attention"], seen["ran"]) == (6, 18)
 
 
 def test_schedulers_by_policy_and_what_stays_between_turns() -> None:
@@ -171,8 +183,8 @@ def test_schedulers_by_policy_and_what_stays_between_turns() -> None:
         kv_cache__retention=("full", "sliding_window(100)"),
     )
     refused = {key: seen[key] for key in ("session.between_turns", "kv_cache.retention", "scheduler.policy")}
-    assert refused == {"session.between_turns": 36, "kv_cache.retention": 26, "scheduler.policy": 26}
-    assert seen["ran"] == 108 - sum(refused.values())
+    assert refused == {"session.between_turns": 46, "kv_cache.retention": 26, "scheduler.policy": 48}
+    assert seen["ran"] == 144 - sum(refused.values())
 
 
 def test_allocators_of_weights_and_cache_by_policy() -> None:
@@ -184,9 +196,9 @@ def test_allocators_of_weights_and_cache_by_policy() -> None:
         memory__kv_arena=names,
         engine__gpu_memory_utilization=(0.47,),  # a pool of blocks rounded up by buddy needs room
     )
-    assert seen["memory.general"] == 3 * 4 * 6
+    assert seen["memory.general"] == 4 * 4 * 6
     assert seen["kv_cache.policy"] == 2 * 5
-    assert seen["ran"] == 2 * (6 + 6 + 1)
+    assert seen["ran"] == 2 * (6 + 6 + 1 + 6)
 
 
 def test_a_combination_that_ends_in_another_exception_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +242,10 @@ def drawn() -> st.SearchStrategy[Keys]:
             "memory.activations": one("none", "peak", "per_layer"),
             "memory.oom": one(None, "stop", "reject", "preempt"),
             "memory.admission": one("none", "none", "none", "reserve"),
-            "kv_cache.policy": one("contiguous", *kv_policies.names()),
-            "kv_cache.version": one("0.27", "v0"),
+            "kv_cache.policy": one("contiguous", "contiguous", "paged", "paged", "radix", "virtual"),
+            "kv_cache.version": one("0.27", "0.27", "0.22", "0.18", "v0"),
+            "kv_cache.enable_prefix_caching": one(True, False),
+            "kv_cache.watermark": one(None, None, 0.1),
             "kv_cache.growth": one(*GROWTH_RULES),
             "kv_cache.decode_growth": one(*(name for name in GROWTH_RULES if name != "hybrid")),
             "kv_cache.step_tokens": one(7, 64),
@@ -241,7 +255,7 @@ def drawn() -> st.SearchStrategy[Keys]:
             "kv_cache.dtype": one("auto", "auto", "int8_per_token"),
             "kv_cache.block_size": one(None, 7),
             "device.other_tenant_bytes": one(0, 0, 1 << 30),
-            "session.between_turns": one("keep", "drop", "drop"),
+            "session.between_turns": one("keep", "drop", "drop", "prefix_cache"),
             "session.turns": st.integers(1, 3),
             "workload.users": st.none(),
             "workload.request_rate": one(0.5, 50.0, 1000.0),
