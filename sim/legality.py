@@ -185,6 +185,8 @@ def _check_not_contiguous(scenario: Scenario) -> None:
         )
     if scenario.memory.admission == "reserve" and "admission" not in config_fields(policy):
         raise ScenarioError(f"memory.admission: {_said(scenario)} has no reserve, it admits what fits: leave it none")
+    if kv.policy == "paged" and kv.version in ("0.18", "0.22") and kv.watermark:
+        raise ScenarioError(f"kv_cache.watermark: vLLM {kv.version} has none, it came with 0.27; leave it out")
     if kv.policy == "paged" and isinstance(rule := retention_rule(kv.retention), Forget):
         raise ScenarioError(
             f"kv_cache.retention: {rule} drops tokens together, where a block goes as soon as all of its tokens may; "

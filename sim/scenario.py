@@ -41,6 +41,11 @@ def parse_bytes(value: object) -> object:
     return int(Decimal(match[1]) * _UNITS[match[2].lower()])
 
 
+def _release(value: object) -> object:
+    """A release that was written as a number, as ``--set kv_cache.version=0.27`` does."""
+    return str(value) if isinstance(value, float) else value
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 MAX_BYTES = 2**44
 """16 TiB: beyond any device, and small enough that a slip of the unit does not run for hours."""
@@ -138,7 +143,7 @@ class KVCacheSection(Section):
 
     preset: str | None = Field(None, description="caching, pooled, doubling or paged; none given: paged")
     policy: str = Field("paged", description="KV policy: see `hbmtwin catalog policies`")
-    version: Literal["0.27", "0.22", "0.18", "v0"] = Field(
+    version: Annotated[Literal["0.27", "0.22", "0.18", "v0"], BeforeValidator(_release)] = Field(
         "0.27", description="paged only: the release of vLLM whose rules it follows"
     )
     growth: str = Field("exact", description="contiguous only: static, exact, doubling, step or hybrid")

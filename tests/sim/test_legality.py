@@ -88,6 +88,10 @@ ILLEGAL: list[tuple[list[str], str]] = [
         "or drop",
     ),
     (
+        ["kv_cache.version=0.22", "kv_cache.watermark=0.1"],
+        "kv_cache.watermark: vLLM 0.22 has none, it came with 0.27; leave it out",
+    ),
+    (
         ["kv_cache.policy=paged_v0"],
         "kv_cache.policy: write 'paged' with kv_cache.version = 'v0', not 'paged_v0'",
     ),
