@@ -9,9 +9,9 @@
     a sequence                             block ids in token order; the last block may be partly filled;
                                            with prefix caching sequences share the full blocks of a prefix
 
-The rules are vLLM 0.27's (``BlockPool``, ``KVCacheManager.allocate_slots``), meant to give the ids that vLLM would.
-They are: ``scripts/validate_paged`` runs vLLM 0.27.1's own ``KVCacheManager`` beside this one, and 500,085 operations
-in 14 pools, caching off and on, had no difference in ids, hits or free queue. CI holds it to a second model.
+The rules are vLLM 0.27's (``BlockPool``, ``KVCacheManager.allocate_slots``), meant to give the ids that vLLM would;
+where 0.18 and 0.22 differ, ``version`` says so. They do: ``scripts/validate_paged`` runs vLLM 0.27.1's own
+``KVCacheManager`` beside this one, and finds no difference in ids, hits or free queue. CI holds it to a second model.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class PagedPolicy:
 
     The pool tensors are taken from the arena once, at construction (raises OutOfMemory, nothing kept), so a step never
     asks the arena for anything. PARK gives the blocks back: what is found again is what the prefix cache keeps.
+    ``admission = "reserve"`` admits by full length, as TensorRT-LLM does: nobody is preempted then.
     Bytes of tables: 4 for each block id that a sequence holds.
     """
 
