@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hbmtwin.sim.books import Row
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 
@@ -46,7 +47,7 @@ def test_a_shared_prefix_is_in_memory_once() -> None:
     token = 512 * 1024
     assert alone.timeline["kv_tokens"].max() - shared.timeline["kv_tokens"].max() == 7 * 256 * token
     assert shared.requests["cached_tokens"].tolist() == [0] + [256] * 7
-    assert set(shared.timeline.iloc[:, 1:16].sum(axis=1)) == {shared.summary["capacity_bytes"]}
+    assert set(shared.timeline[list(Row._fields)].sum(axis=1)) == {shared.summary["capacity_bytes"]}
     assert shared.timeline["kv_cached"].iloc[-1] > 0
 
 

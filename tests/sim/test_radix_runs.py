@@ -12,6 +12,7 @@ from hbmtwin.allocators.radix import RadixPolicy
 from hbmtwin.allocators.radix_tree import RadixTree
 from hbmtwin.allocators.records import KVSequence
 from hbmtwin.sim.result import Result
+from hbmtwin.sim.books import Row
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
@@ -82,7 +83,7 @@ def test_equal_prompts_that_meet_in_a_step_are_computed_each_and_kept_once() -> 
     token = 512 * 1024
     assert shared.requests["cached_tokens"].tolist() == [0] * 8
     assert alone.timeline["kv_tokens"].max() - shared.timeline["kv_tokens"].max() == 7 * 256 * token
-    assert set(shared.timeline.iloc[:, 1:16].sum(axis=1)) == {shared.summary["capacity_bytes"]}
+    assert set(shared.timeline[list(Row._fields)].sum(axis=1)) == {shared.summary["capacity_bytes"]}
 
 
 def tight(page: int, seed: int, oom: str, *more: str) -> Scenario:
