@@ -11,8 +11,8 @@ import pytest
 from hbmtwin.allocators.radix import RadixPolicy
 from hbmtwin.allocators.radix_tree import RadixTree
 from hbmtwin.allocators.records import KVSequence
-from hbmtwin.sim.result import Result
 from hbmtwin.sim.books import Row
+from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
