@@ -12,12 +12,13 @@ import claims_b
 import claims_c
 import claims_growth
 import claims_paged
+import claims_sharing
 from claim import CLAIMS, Found
 from joblib import Parallel, delayed
 from rich.console import Console
 from rich.table import Table
 
-MODULES = (claims_a, claims_b, claims_c, claims_growth, claims_paged)
+MODULES = (claims_a, claims_b, claims_c, claims_growth, claims_paged, claims_sharing)
 """Each registers its claims when it is imported, here and in every process that runs one."""
 HEADER = ("claim", "claimed", "simulated", "verdict", "why")
 

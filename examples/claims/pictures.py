@@ -18,6 +18,7 @@ from claims_growth import C4_RULES
 from look import finish, label
 from oom_point import copies, held_by_op, oom_point
 from pictures_paged import hit_rates, how_full, page_sizes
+from pictures_sharing import shared_pages
 from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.palette import ALARM, MEMORY, policy_colours
@@ -186,6 +187,7 @@ PAGES: dict[str, Callable[[], go.Figure]] = {
     "claim-c4": growth_rules,
     "claim-c5": free_but_in_pieces,
     "claim-c8": page_sizes,
+    "claim-c9": shared_pages,
 }
 
 

@@ -109,6 +109,13 @@ FOUND: dict[str, tuple[str, str]] = {
         "96.8 %, 32 93.6 %, 64 88.1 %, 128 79.3 %, 256 66.2 %; tables at most 29,800, 14,928, 7,492, 3,780, 1,920, "
         "992, 528, 296, 188 bytes",
     ),
+    "C9": (
+        "holds in part",
+        "8 answers of 200 tokens to one prompt of 1,000, pages of 16: nothing shared 600 pages, 4.69 GiB; forked,"
+        " with copy-on-write (v0), 166, 1.30 GiB, 7 pages of 8 MiB copied; prefix cache, without copy-on-write "
+        "(v1), 166, none copied. 3.39 GiB saved, in both: 7 x 62 pages. With a prompt of 1,008 tokens, 63 full "
+        "pages: 608, 167, 174",
+    ),
     "C10": (
         "wrong",
         "25.0 % at INT8, 37.5 % at INT4; with a scale a token 24.6 and 37.1 %",
@@ -191,9 +198,30 @@ def test_a_page_that_is_held_is_an_entry_of_a_table_in_c8(monkeypatch: pytest.Mo
     assert max(row.table for row in books) == 1920
 
 
+@pytest.mark.parametrize("prompt", [1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_the_pages_of_c9_are_those_of_its_formula(program: ModuleType, prompt: int, samples: int) -> None:
+    sharing = sys.modules["claims_sharing"]
+    for engine in sharing.C9_ENGINES:
+        pages = sharing.c9_pages(engine, prompt=prompt, samples=samples, output=20)
+        assert (pages.most, pages.copied) == sharing.c9_formula(engine, prompt, samples, 20)
+
+
+def test_the_pages_of_c9_by_hand(program: ModuleType) -> None:
+    """1,199 stored tokens take 75 pages of 16, 1,207 take 76; of the prompt alone 62 and 63 pages are full."""
+    formula = sys.modules["claims_sharing"].c9_formula
+    assert [formula(engine, 1000, 8, 200) for engine in sys.modules["claims_sharing"].C9_ENGINES] == [
+        (62 + 8 * 13, 7),
+        (62 + 8 * 13, 0),
+        (8 * 75, 0),
+    ]
+    assert formula("v0, forked", 1008, 8, 200) == (63 + 8 * 13, 0)
+    assert formula("v1, prefix cache", 1008, 8, 200) == (62 + 8 * 14, 0)
+
+
 def test_every_claim_that_was_asked_for_is_there(program: ModuleType) -> None:
     assert sorted(program.CLAIMS) == sorted(FOUND)
-    asked = "A1 A4 A5 A7 A8 B3 B4 B5 B6 C3 C4 C5 C6 C7 C8 C10 C11 C12"
+    asked = "A1 A4 A5 A7 A8 B3 B4 B5 B6 C3 C4 C5 C6 C7 C8 C9 C10 C11 C12"
     assert set(asked.split()) <= FOUND.keys()
 
 
@@ -223,7 +251,8 @@ def test_a_paragraph_for_each_claim_that_does_not_simply_hold() -> None:
 
 def test_the_pictures_are_there() -> None:
     pictures = [line.partition("](")[2].rstrip(")") for line in PAGE.splitlines() if line.startswith("![")]
-    assert pictures == ["claim-a7.png", "claim-a1.png", "claim-b3.png", "claim-c4.png", "claim-c5.png", "claim-c8.png"]
+    names = ("a7", "a1", "b3", "c4", "c5", "c8", "c9")
+    assert pictures == [f"claim-{name}.png" for name in names]
     for name in pictures:
         assert (ROOT / "docs" / name).read_bytes().startswith(b"\x89PNG")
 
