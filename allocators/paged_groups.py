@@ -28,6 +28,7 @@ from hbmtwin.allocators.group_pool import GroupPool, Held, Marks
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.paged_groups_config import PagedGroupsConfig
 from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixStats
+from hbmtwin.allocators.prefix_counter import PrefixCounter
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
 from hbmtwin.allocators.registry import kv_policies
 
@@ -75,9 +76,7 @@ class PagedGroupsPolicy:
         for tables that did not change."""
         self._boundaries: dict[int, int] = {}
         self._tokens = 0
-        self._stats = self._stats_before = PrefixStats()
-        """Of the run, and as they were before this step."""
-        self._preempted: set[int] = set()
+        self._prefixes = PrefixCounter(at_look_up=False)
         self._handles: list[int] = []
         try:
             for _ in range(config.grouping.group_length):
@@ -153,7 +152,7 @@ class PagedGroupsPolicy:
             held = self._held[s.id] = Held(len(self.groups))
             self._step[s.id] = (-1, None)
             if admitting and self.pool.lookup is not None:
-                self._stats = self._stats.with_request(s.num_tokens, hit, preempted=s.id in self._preempted)
+                self._prefixes.admitted(s, hit)
         else:
             tokens_before, marks = self._step.get(s.id, (held.tokens, None))
             if tokens_before >= 0 and marks is None:
@@ -194,7 +193,7 @@ class PagedGroupsPolicy:
         """The step's reservations stand."""
         self._step.clear()
         self.pool.end_step()
-        self._stats_before = self._stats
+        self._prefixes.end_step()
 
     def abort_step(self) -> None:
         """Give back this step's blocks, to the head of the queue in the order in which they were taken.
@@ -215,7 +214,7 @@ class PagedGroupsPolicy:
             if marks is not None:
                 self.pool.undo(held, marks)
             self._set_tokens(held, tokens)
-        self._stats = self._stats_before
+        self._prefixes.abort_step()
         self.end_step()
 
     # -- a leap ------------------------------------------------------------------------------------------------------
@@ -295,9 +294,9 @@ class PagedGroupsPolicy:
         """
         held = self._held.pop(s.id, None)
         if why is Release.PREEMPT:
-            self._preempted.add(s.id)
+            self._prefixes.preempted(s)
         else:
-            self._preempted.discard(s.id)
+            self._prefixes.gone(s)
             self.pool.cache.keys.forget(s.id)
             self._boundaries.pop(s.id, None)
         if held is None:
@@ -339,7 +338,7 @@ class PagedGroupsPolicy:
 
     def prefix_stats(self) -> PrefixStats:
         """Queried and found tokens of requests admitted so far; all 0 without prefix caching."""
-        return self._stats
+        return self._prefixes.stats
 
     # -- books -------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import ClassVar
 
 from hbmtwin.allocators.contract import KVPolicy
-from hbmtwin.allocators.records import Refused
+from hbmtwin.allocators.records import Refused, Release
 from hbmtwin.sim.scheduler import (
     Admitted,
     Entry,
@@ -154,6 +154,7 @@ class StaticBatchScheduler(QueueScheduler):
             kv.abort_step()
             if len(batch) == 1:
                 del self._entries[batch[0].sequence.id]
+                kv.release(batch[0].sequence, Release.DROP)  # it holds nothing, but was looked up
                 plan.rejected.append((batch[0].request, "kv_capacity"))
                 most = self._most_running
                 continue
