@@ -7,7 +7,7 @@ Other packages add theirs by an entry point in the group of the same name (``hbm
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
@@ -52,9 +52,13 @@ class Registry(Generic[T]):
         self._load_plugins()
         if name in self._classes:
             return self._classes[name]
-        near = difflib.get_close_matches(name, self._classes, n=1)
+        raise self.unknown(name, self._classes)
+
+    def unknown(self, name: str, known: Collection[str]) -> UnknownPolicy:
+        """The refusal of a name that is none of the *known* ones."""
+        near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UnknownPolicy(f"no {self.noun} is called {name!r} (there are {', '.join(self._classes)}){hint}")
+        return UnknownPolicy(f"no {self.noun} is called {name!r} (there are {', '.join(known)}){hint}")
 
     def names(self) -> list[str]:
         """All names, in order of registration."""

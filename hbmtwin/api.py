@@ -19,6 +19,7 @@ from hbmtwin.sim.engine import Progress
 from hbmtwin.sim.experiment import compare, differences
 from hbmtwin.sim.kv_layout import DTYPES as KV_DTYPES
 from hbmtwin.sim.kv_layout import kv_layout
+from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
 from hbmtwin.sim.legality import notes
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.replay import OpResult, ReplayError, Tally, make_allocator, per_op_rows, replay, write_per_op
@@ -33,6 +34,8 @@ from hbmtwin.workloads.records import Request, Source, WorkloadError
 from hbmtwin.workloads.reuse_curve import mooncake_requests
 
 __all__ = [
+    "CHOSEN_BY_MODEL",
+    "CHOSEN_BY_RELEASE",
     "GROWTH_RULES",
     "KV_DTYPES",
     "PRESETS",

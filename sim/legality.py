@@ -11,10 +11,10 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from hbmtwin.allocators.growth import growth_rule
-from hbmtwin.allocators.registry import Registry, UnknownPolicy, device_allocators, kv_policies
+from hbmtwin.allocators.registry import Registry, device_allocators, kv_policies
 from hbmtwin.allocators.retention import Forget, retention_rule
 from hbmtwin.sim.idle_settings import config_fields, idle_reason
-from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE, kv_policy
+from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE, kv_policy, named_by_users
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
 from hbmtwin.sim.scheduler import schedulers
 
@@ -33,7 +33,7 @@ def check(scenario: Scenario) -> None:
     _known("memory.general", scenario.memory.general, device_allocators)
     _known("memory.kv_arena", scenario.memory.kv_arena, device_allocators)
     _named_by_users(scenario)
-    _known("kv_cache.policy", scenario.kv_cache.policy, kv_policies)
+    _known("kv_cache.policy", scenario.kv_cache.policy, kv_policies, named_by_users())
     _known("scheduler.policy", scenario.scheduler.policy, schedulers)
     _later(scenario)
     _check_rules(scenario)
@@ -295,8 +295,8 @@ def _later(scenario: Scenario) -> None:
         raise ScenarioError(f"calibration.profile: {profile!r} is not in this release; leave it out")
 
 
-def _known(key: str, name: str, registry: Registry[Any]) -> None:
-    try:
-        registry.get(name)
-    except UnknownPolicy as error:
-        raise ScenarioError(f"{key}: {error}") from None
+def _known(key: str, name: str, registry: Registry[Any], names: list[str] | None = None) -> None:
+    """Refuse a name that is not registered, or is none of *names*."""
+    known = registry.names() if names is None else names
+    if name not in known:
+        raise ScenarioError(f"{key}: {registry.unknown(name, known)}")

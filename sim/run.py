@@ -13,25 +13,27 @@ from hbmtwin.allocators.caching import ConfError
 from hbmtwin.allocators.contract import CountsPrefixes, DeviceAllocator, KVPolicy, ReportsCacheEvents
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
-from hbmtwin.allocators.records import KVLayout, Tag
+from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.allocators.retention import retention_rule
 from hbmtwin.kernels.activations import ActivationModel
-from hbmtwin.kernels.records import CostModel, DeviceSpec, ModelShape
+from hbmtwin.kernels.records import CostModel
 from hbmtwin.kernels.roofline import RooflineCost
-from hbmtwin.kernels.weights import check_tensor_parallel, weight_tensors
+from hbmtwin.kernels.weights import weight_tensors
 from hbmtwin.sim import catalog, legality, summary
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.engine import Engine, EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
 from hbmtwin.sim.idle_settings import config_fields
-from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal, scale_tensors
-from hbmtwin.sim.kv_policy import block_retention, kv_policy, with_windows
+from hbmtwin.sim.kv_layout import scale_tensors
+from hbmtwin.sim.kv_policy import kv_policy
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.model_states import check_states, mamba_mode, state_block_size, state_notes
+from hbmtwin.sim.model_windows import block_retention, check_windows, window_notes, with_windows
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
+from hbmtwin.sim.resolve import device_notes, device_of, layout_of, max_model_len_of
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
@@ -64,15 +66,15 @@ class Twin:
         legality.check(scenario)
         self.scenario = scenario
         self.model = catalog.model(scenario.model.name)
-        self.device = _device(scenario)
-        self.max_model_len = _max_model_len(scenario, self.model)
+        self.device = device_of(scenario)
+        self.max_model_len = max_model_len_of(scenario, self.model)
         self.longest_request = self._longest_request()
-        self.layout = _layout(scenario, self.model, self.device)
+        self.layout = layout_of(scenario, self.model, self.device)
         check_states(scenario, self.model)
         self.mamba_mode = mamba_mode(scenario, self.model)
         self.kept_model, self.sinks = with_windows(scenario, self.model)
         """As the KV policy keeps it: with the windows that it makes use of."""
-        _check_windows(scenario, self.model, self.kept_model)
+        check_windows(scenario, self.model, self.kept_model)
         read_model = self.kept_model if self.kept_model.window else self.model
         if self.sinks:
             read_model = replace(
@@ -238,7 +240,7 @@ class Twin:
             if not isinstance(self.kv, ReportsCacheEvents):
                 raise ScenarioError(
                     f"results.cache_events: {s.kv_cache.policy} reports none; leave it false, or use "
-                    "kv_cache.policy = 'paged' with kv_cache.enable_prefix_caching = true"
+                    "kv_cache.policy = 'paged' of 0.27, 0.22 or 0.18 with kv_cache.enable_prefix_caching = true"
                 )
             self.kv.on_cache_event = self.recorder.cache_event
 
@@ -290,11 +292,13 @@ class Twin:
         planned = left_bytes // sum(block_bytes)
         blocks = bisect_left(range(1, planned + 1), True, key=lambda n: not fits(n))
         longest = pool.request_blocks(self.max_model_len)
-        if blocks - 1 < longest:
+        null_blocks = 0 if self.scenario.kv_cache.version == "v0" else 1
+        if blocks - null_blocks < longest:
+            null = ", one of them the null block," if null_blocks else ""
             reason = (
-                f"one request of max_model_len {self.max_model_len} needs {longest} blocks; the pool has {blocks}, one "
-                "of them the null block, once its tensors are rounded: raise gpu_memory_utilization, or shorten "
-                "max_model_len or block_size"
+                f"one request of max_model_len {self.max_model_len} needs {longest} blocks; the pool has {blocks}"
+                f"{null} once its tensors are rounded: raise gpu_memory_utilization, or shorten max_model_len or "
+                "block_size"
             )
             raise DoesNotFit(replace(self.budget, fits=False, reason=reason))
         return blocks
@@ -385,7 +389,8 @@ class Twin:
                 "version": version("hbmtwin"),
                 "notes": [
                     *legality.notes(self.scenario),
-                    *_further_notes(self.scenario, self.device, self.model, self.kept_model),
+                    *device_notes(self.scenario, self.device),
+                    *window_notes(self.scenario, self.model, self.kept_model),
                     *state_notes(self.scenario, self.model, self.pool, self.block_size),
                 ],
             },
@@ -414,83 +419,3 @@ def _config(config: Any, values: dict[str, Any]) -> Any:
     """Make a policy's own settings from those of the scenario that it knows."""
     names = {f.name for f in fields(config)}
     return config(**{name: value for name, value in values.items() if name in names})
-
-
-def _device(scenario: Scenario) -> DeviceSpec:
-    device = catalog.device(scenario.device.name)
-    if scenario.device.memory_bytes is None:
-        return device
-    return replace(device, memory_bytes=scenario.device.memory_bytes)
-
-
-def _layout(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLayout:
-    kv, tp = scenario.kv_cache, scenario.engine.tensor_parallel_size
-    try:
-        check_tensor_parallel(model, tp)
-    except ValueError as error:
-        raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
-    if (refused := device_refusal(device.vendor, model, dtype=kv.dtype, v_dtype=kv.v_dtype)) is not None:
-        raise ScenarioError(f"kv_cache.{refused}")
-    try:
-        layout = kv_layout(model, dtype=kv.dtype, v_dtype=kv.v_dtype, tensor_parallel_size=tp)
-    except ValueError as error:
-        raise ScenarioError(f"kv_cache.{error}") from None
-    if kv.policy == "paged" and (refused := paged_refusal(device.vendor, kv.dtype, kv.v_dtype)) is not None:
-        raise ScenarioError(f"kv_cache.{refused}")
-    return layout
-
-
-def _check_windows(scenario: Scenario, model: ModelShape, kept: ModelShape) -> None:
-    """Refuse what does not go with windows in layers. Raise ScenarioError."""
-    kv = scenario.kv_cache
-    if model.layer_windows and kv.retention != "full":
-        raise ScenarioError(
-            f"kv_cache.retention: {model.name} has sliding windows of {model.window} tokens of its own; use full, or a "
-            "model whose layers see the whole context"
-        )
-    if not kept.layer_windows:
-        return
-    whose = f"the windows of {model.name}" if model.layer_windows else f"retention = {kv.retention}"
-    cure = "set kv_cache.disable_hybrid_kv_cache_manager = true" if model.layer_windows else "use retention = full"
-    if kv.version != "0.27":
-        raise ScenarioError(
-            f"kv_cache.version: how {kv.version} shares a pool for {whose} is not known; use 0.27, or {cure}"
-        )
-    if scenario.memory.admission != "none":
-        raise ScenarioError(f"memory.admission: reserve knows no pool for {whose}; leave it none, or {cure}")
-    if not model.layer_windows and kv.enable_prefix_caching and not kv.retention.startswith("sliding_window"):
-        raise ScenarioError(
-            f"kv_cache.enable_prefix_caching: under {whose} a key would promise KV that was computed without what has "
-            "been dropped; use retention = sliding_window(w), or no prefix caching"
-        )
-
-
-def _further_notes(scenario: Scenario, device: DeviceSpec, model: ModelShape, kept: ModelShape) -> tuple[str, ...]:
-    """Remarks that depend on whose device it is, and on the layers of the model."""
-    kv, engine = scenario.kv_cache, scenario.engine
-    notes = kernel_notes(device.vendor, kv.dtype, kv.v_dtype, paged=kv.policy == "paged")
-    if model.layer_windows and not kept.layer_windows:
-        notes += (
-            f"{model.num_window_layers} of {model.num_layers} layers of {model.name} see {model.window} tokens only; "
-            "here they keep the whole context, and read their window",
-        )
-    if kept.layer_windows and not model.layer_windows:
-        notes += (
-            f"kv_cache.retention = {kv.retention} on paged is for research: a block goes when all of its tokens have, "
-            "positions stay what they were, and a model that was trained on the whole context answers otherwise",
-        )
-    if engine.task_queue_enable == 2 and scenario.memory.activations == "per_layer" and device.vendor != "ascend":
-        notes += (f"engine.task_queue_enable is Ascend's, and has no effect on {scenario.device.name}",)
-    return notes
-
-
-def _max_model_len(scenario: Scenario, model: ModelShape) -> int:
-    wanted = scenario.engine.max_model_len
-    if wanted is None:
-        return model.max_position_embeddings
-    if wanted > model.max_position_embeddings:
-        raise ScenarioError(
-            f"engine.max_model_len: {wanted} is more than the {model.max_position_embeddings} positions of "
-            f"{model.name}; take at most that"
-        )
-    return wanted

@@ -156,10 +156,10 @@ class KVCacheSection(Section):
     page_bytes: Bytes = Field(
         2 << 20, ge=1 << 16, le=MAX_BYTES, description="virtual only: bytes of a physical page; drivers give 2MiB"
     )
-    block_size: int | None = Field(None, ge=1, description="paged only: tokens a block; default: 128 Ascend, 16 CUDA")
+    block_size: int | None = Field(None, ge=1, description="paged, radix: tokens a block; default: 128 Ascend, 16 CUDA")
     enable_prefix_caching: bool = Field(
         False,
-        description="paged only: full blocks stay for later requests with the same prefix (vLLM's own default: on)",
+        description="paged, radix: full blocks stay for later requests with the same prefix (vLLM's own default: on)",
     )
     watermark: float | None = Field(
         None, ge=0, lt=1, description="paged only: share of blocks kept free at admission; default: 0, of v0 0.01"

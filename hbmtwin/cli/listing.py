@@ -9,6 +9,8 @@ from inspect import getdoc
 from typing import Any
 
 from hbmtwin.api import (
+    CHOSEN_BY_MODEL,
+    CHOSEN_BY_RELEASE,
     GROWTH_RULES,
     KV_DTYPES,
     PRESETS,
@@ -49,7 +51,11 @@ def list_policies() -> list[dict[str, Any]]:
         _entry("preset", "kv_cache.preset", name, ", ".join(f"{key} = {value}" for key, value in keys.items()))
         for name, keys in PRESETS.items()
     ]
-    found += [_registered("KV policy", "kv_cache.policy", name, policy) for name, policy in kv_policies]
+    found += [
+        _registered("KV policy", "kv_cache.policy", name, policy) for name, policy in kv_policies if name not in CHOSEN
+    ]
+    chosen_by = f"chosen by {', or by '.join(CHOSEN.values())}"
+    found += [_registered("paged by other rules", chosen_by, name, kv_policies.get(name)) for name in CHOSEN]
     found += [_entry("growth rule", "kv_cache.growth", name, _line(rule)) for name, rule in GROWTH_RULES.items()]
     found += [_entry("retention", "kv_cache.retention", r.signature(), _line(r)) for r in RETENTIONS.values()]
     found += [_entry("KV dtype", "kv_cache.dtype, kv_cache.v_dtype", name, _dtype_line(name)) for name in KV_DTYPES]
@@ -61,6 +67,9 @@ def list_policies() -> list[dict[str, Any]]:
     found += [_entry("batching", "scheduler.batching", name, line) for name, line in BATCHING.items()]
     return found
 
+
+CHOSEN = {**CHOSEN_BY_RELEASE, **CHOSEN_BY_MODEL}
+"""KV policies that are not chosen by their name, and what chooses them where ``kv_cache.policy`` is ``paged``."""
 
 BATCHING = {
     "padded": "Of static_batch: requests in order of arrival, all padded to the longest of their batch.",

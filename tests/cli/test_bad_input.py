@@ -49,7 +49,7 @@ def complaint(answer: Any, code: int) -> str:
         ("seed", "--set seed: write it as section.key=value"),
         (
             "kv_cache.policy=contigous",
-            "kv_cache.policy: no KV policy is called 'contigous' (there are contiguous, paged, virtual); "
+            "kv_cache.policy: no KV policy is called 'contigous' (there are contiguous, paged, radix, virtual); "
             "did you mean 'contiguous'?",
         ),
     ],

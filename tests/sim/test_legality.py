@@ -11,12 +11,12 @@ import pytest
 from hbmtwin.allocators.paged import PagedPolicy
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.sim import legality
+from hbmtwin.sim.kv_policy import named_by_users
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
 
 CONTIGUOUS = "kv_cache.policy=contiguous"
-ALLOCATORS, POLICIES, SCHEDULERS = map(", ".join, (device_allocators.names(), kv_policies.names(), schedulers.names()))
-
+ALLOCATORS, POLICIES, SCHEDULERS = map(", ".join, (device_allocators.names(), named_by_users(), schedulers.names()))
 
 VIRTUAL = "kv_cache.policy=virtual"
 V0 = ("kv_cache.version=v0", "scheduler.policy=vllm_v0")
@@ -132,7 +132,7 @@ ILLEGAL: list[tuple[list[str], str]] = [
     ),
     (
         ["kv_cache.policy=paged_groups"],
-        "kv_cache.policy: write 'paged'; a model with sliding windows makes it 'paged_groups'",
+        "kv_cache.policy: write 'paged'; a model with sliding windows or Mamba states makes it 'paged_groups'",
     ),
     (
         [CONTIGUOUS, "memory.oom=reject"],

@@ -1,0 +1,63 @@
+"""What the names of a scenario stand for: the device, the longest request, and the layout of the model's KV on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hbmtwin.allocators.records import KVLayout
+from hbmtwin.kernels.records import DeviceSpec, ModelShape
+from hbmtwin.kernels.weights import check_tensor_parallel
+from hbmtwin.sim import catalog
+from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal
+from hbmtwin.sim.scenario import Scenario, ScenarioError
+
+IN_BLOCKS = ("paged", "radix")
+"""KV policies whose KV is read through a block table."""
+
+
+def device_of(scenario: Scenario) -> DeviceSpec:
+    """The device, with the memory that the scenario gives it. Raise CatalogError."""
+    device = catalog.device(scenario.device.name)
+    if scenario.device.memory_bytes is None:
+        return device
+    return replace(device, memory_bytes=scenario.device.memory_bytes)
+
+
+def max_model_len_of(scenario: Scenario, model: ModelShape) -> int:
+    """Longest prompt and answer together. Raise ScenarioError if it is more than the model has positions."""
+    wanted = scenario.engine.max_model_len
+    if wanted is None:
+        return model.max_position_embeddings
+    if wanted > model.max_position_embeddings:
+        raise ScenarioError(
+            f"engine.max_model_len: {wanted} is more than the {model.max_position_embeddings} positions of "
+            f"{model.name}; take at most that"
+        )
+    return wanted
+
+
+def layout_of(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLayout:
+    """How the model's KV lies in memory. Raise ScenarioError where the model, device or policy cannot have it so."""
+    kv, tp = scenario.kv_cache, scenario.engine.tensor_parallel_size
+    try:
+        check_tensor_parallel(model, tp)
+    except ValueError as error:
+        raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
+    if (refused := device_refusal(device.vendor, model, dtype=kv.dtype, v_dtype=kv.v_dtype)) is not None:
+        raise ScenarioError(f"kv_cache.{refused}")
+    try:
+        layout = kv_layout(model, dtype=kv.dtype, v_dtype=kv.v_dtype, tensor_parallel_size=tp)
+    except ValueError as error:
+        raise ScenarioError(f"kv_cache.{error}") from None
+    if kv.policy in IN_BLOCKS and (refused := paged_refusal(device.vendor, kv.dtype, kv.v_dtype)) is not None:
+        raise ScenarioError(f"kv_cache.{refused}")
+    return layout
+
+
+def device_notes(scenario: Scenario, device: DeviceSpec) -> tuple[str, ...]:
+    """Remarks that depend on whose device it is."""
+    kv, engine = scenario.kv_cache, scenario.engine
+    notes = kernel_notes(device.vendor, kv.dtype, kv.v_dtype, paged=kv.policy in IN_BLOCKS)
+    if engine.task_queue_enable == 2 and scenario.memory.activations == "per_layer" and device.vendor != "ascend":
+        notes += (f"engine.task_queue_enable is Ascend's, and has no effect on {scenario.device.name}",)
+    return notes
