@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim.catalog import device, devices, model, models
 from hbmtwin.sim.engine_rules import GIB, VLLM, VLLM_ASCEND, activation_peak, graph_pool, rules_for
 from hbmtwin.sim.kv_layout import kv_layout
@@ -144,10 +145,11 @@ def test_the_context_is_not_charged_to_the_utilisation_and_libraries_are() -> No
 def test_the_lines_always_sum_to_the_device(
     name: str, on: str, tp: int, util: float, length: int, seqs: int, tokens: int, tenants: int
 ) -> None:
+    shape = model(name)
     b = budget(
-        model(name),
+        shape,
         device(on),
-        tensor_parallel_size=tp,
+        tensor_parallel_size=tp if can_split(shape, tp) else 1,
         gpu_memory_utilization=util,
         max_model_len=length,
         max_num_seqs=seqs,

@@ -9,8 +9,9 @@ statistics at its end with the real one's, and what the real one holds at each s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -218,9 +219,12 @@ def test_a_wrong_size_in_the_allocator_is_caught(
 def test_a_forward_pass_that_skips_a_free_is_caught(npu: EmulatedNpu, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Forward._run
 
-    def skips(self: Forward, instructions: Sequence[Instruction], kv: KVPolicy, layer: int) -> None:
+    calls = count()
+
+    def skips(self: Forward, instructions: Sequence[Instruction], kv: KVPolicy, kv_layers: Iterator[int]) -> None:
+        layer = next(calls) % (2 + 32) - 1  # before the layers of a step stands one program, and one behind them
         kept = [i for i in instructions if (i.verb, i.name) != ("free", "activated") or layer != 7]
-        honest(self, kept, kv, layer)
+        honest(self, kept, kv, kv_layers)
 
     monkeypatch.setattr(Forward, "_run", skips)
     run, backend = record("short", "caching", SHORT), KeepsLast(npu)
