@@ -2,9 +2,9 @@
 
 ::
 
-    ids      0 1 2 3 4 5 6 7 8
-    state    f r r c c f f f f          f: free, r: running, c: cached
-    pieces   f r r  cc  ffff
+    ids      0 1 2 3 4 5 6 7 8 9
+    state    f A A a c c f f f f        f: free, A: running and full, a: the same partly, c: cached
+    pieces   f  AA a  cc   ffff
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from hbmtwin.allocators.records import KVBlock
 def block_map(
     num_blocks: int, block_bytes: int, held: Mapping[int, tuple[int, int]], cached: Collection[int] = ()
 ) -> Iterator[KVBlock]:
-    """*held* blocks one by one, with the bytes of tokens in each and its owner; neighbours that are cached, or free, in
-    one piece. Blocks that are held count as such where they are *cached* too. O((held + cached) log)."""
-    start = 0
-    """First block that is not told yet."""
-    run = 0
-    """How many cached ones stand from there."""
+    """*held* blocks with the bytes of tokens in each and its owner, and neighbours that are alike in one piece: free,
+    cached, or full and of one owner. Held blocks count as such where they are *cached* too. O((held + cached) log)."""
+    piece = KVBlock(0, 0, 0, "free", -1)
     for block in sorted(held.keys() | set(cached)):
-        if run and (block != start + run or block in held):
-            yield KVBlock(start * block_bytes, run * block_bytes, 0, "cached", -1)
-            start, run = start + run, 0
-        if block not in held:
-            if not run and block > start:
-                yield KVBlock(start * block_bytes, (block - start) * block_bytes, 0, "free", -1)
-                start = block
-            run += 1
+        start = block * block_bytes
+        gap = start - piece.address - piece.size
+        if gap:
+            if piece.size:
+                yield piece
+            piece = KVBlock(start - gap, gap, 0, "free", -1)
+        token_bytes, owner = held.get(block, (0, -1))
+        state = "running" if block in held else "cached"
+        alike = (state, owner) == (
+            piece.state,
+            piece.owner,
+        ) and token_bytes * piece.size == piece.token_bytes * block_bytes
+        if alike and token_bytes in (0, block_bytes) and piece.size:
+            piece = KVBlock(piece.address, piece.size + block_bytes, piece.token_bytes + token_bytes, state, owner)
             continue
-        if block > start:
-            yield KVBlock(start * block_bytes, (block - start) * block_bytes, 0, "free", -1)
-        token_bytes, owner = held[block]
-        yield KVBlock(block * block_bytes, block_bytes, token_bytes, "running", owner)
-        start = block + 1
-    if run:
-        yield KVBlock(start * block_bytes, run * block_bytes, 0, "cached", -1)
-        start += run
-    if num_blocks > start:
-        yield KVBlock(start * block_bytes, (num_blocks - start) * block_bytes, 0, "free", -1)
+        if piece.size:
+            yield piece
+        piece = KVBlock(start, block_bytes, token_bytes, state, owner)
+    if piece.size:
+        yield piece
+    end = piece.address + piece.size
+    if end < num_blocks * block_bytes:
+        yield KVBlock(end, num_blocks * block_bytes - end, 0, "free", -1)
