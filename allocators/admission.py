@@ -17,15 +17,14 @@ this way is an assumption, its scheduler was not read.
 from __future__ import annotations
 
 from hbmtwin.allocators.paged_config import PagedConfig
-from hbmtwin.allocators.records import KVSequence, Refused
+from hbmtwin.allocators.records import KVSequence
 
 
 class Admission:
     """The gates of one pool, and what was promised to those that passed. Each verb is O(1)."""
 
-    def __init__(self, config: PagedConfig, block_bytes: int) -> None:
+    def __init__(self, config: PagedConfig) -> None:
         self.config = config
-        self.block_bytes = block_bytes
         self.promised = 0
         """Blocks of all running sequences at their full length."""
         self._watermark_blocks = int(config.watermark * config.num_blocks)
@@ -38,8 +37,9 @@ class Admission:
         """Blocks that admitting leaves free."""
         return self._watermark_blocks if others_running else 0
 
-    def refusal(self, s: KVSequence, held: int, free: int, shared: int, lookahead: int) -> Refused | None:
-        """Why *s* may not begin, though its first chunk may fit; None if it may.
+    def shortage(self, s: KVSequence, held: int, free: int, shared: int, lookahead: int) -> tuple[int, int, str] | None:
+        """Why *s* may not begin, though its first chunk may fit: blocks needed, blocks to be had, and the reason; None
+        if it may.
 
         Of the *free* blocks, those below the watermark and those that it adopts, which are *held*, are not meant.
         *shared* counts references to blocks beside the first ones.
@@ -49,16 +49,12 @@ class Admission:
             # Free blocks less all that is lacking: of a block that several refer to, each of them lacks nothing.
             rest = self.config.num_blocks - 1 + shared - self.promised
             if full > rest:
-                return self.refused(full, rest, "its full length does not fit beside those of running sequences")
+                return full, rest, "its full length does not fit beside those of running sequences"
         if self.config.admits_whole_sequences:
             whole = self._blocks(s.num_tokens) - held
             if whole > free:
-                return self.refused(whole, free, "the whole prompt does not fit")
+                return whole, free, "the whole prompt does not fit"
         return None
-
-    def refused(self, need: int, free: int, reason: str) -> Refused:
-        """The answer to who needs *need* blocks where *free* are to be had."""
-        return Refused(need * self.block_bytes, max(0, free) * self.block_bytes, reason)
 
     def _blocks(self, tokens: int) -> int:
         return -(-min(tokens, self.config.max_model_len) // self.config.block_size)

@@ -9,16 +9,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from hbmtwin.allocators.records import KVBlock
+
+Held = dict[int, tuple[int, int]]
+"""Of each block that a sequence has the bytes of tokens in it, and its owner: of those who share it the first."""
+
+
+def enter(held: Held, owner: int, blocks: Sequence[int], tokens: int, block_size: int, token_bytes: int) -> None:
+    """Add the table of a sequence that has so many *tokens*."""
+    for place, block in enumerate(blocks):
+        held.setdefault(block, (max(0, min(block_size, tokens - place * block_size)) * token_bytes, owner))
 
 
 def block_map(
     num_blocks: int, block_bytes: int, held: Mapping[int, tuple[int, int]], cached: Collection[int] = ()
 ) -> Iterator[KVBlock]:
-    """*held* blocks with the bytes of tokens in each and its owner, and neighbours that are alike in one piece: free,
-    cached, or full and of one owner. Held blocks count as such where they are *cached* too. O((held + cached) log)."""
+    """The whole pool, neighbours that are alike in one piece: free, cached, or of one owner and all full or all without
+    a token. Held blocks count as such where they are *cached* too. O((held + cached) log)."""
     piece = KVBlock(0, 0, 0, "free", -1)
     for block in sorted(held.keys() | set(cached)):
         start = block * block_bytes
@@ -29,11 +38,8 @@ def block_map(
             piece = KVBlock(start - gap, gap, 0, "free", -1)
         token_bytes, owner = held.get(block, (0, -1))
         state = "running" if block in held else "cached"
-        alike = (state, owner) == (
-            piece.state,
-            piece.owner,
-        ) and token_bytes * piece.size == piece.token_bytes * block_bytes
-        if alike and token_bytes in (0, block_bytes) and piece.size:
+        alike = state == piece.state and owner == piece.owner and token_bytes in (0, block_bytes)
+        if alike and piece.size and token_bytes * piece.size == piece.token_bytes * block_bytes:
             piece = KVBlock(piece.address, piece.size + block_bytes, piece.token_bytes + token_bytes, state, owner)
             continue
         if piece.size:

@@ -293,7 +293,10 @@ class KVPolicy(Protocol):
         ...
 
     def walk(self) -> Iterator[KVBlock]:
-        """Every block or buffer, in address order. O(blocks)."""
+        """All KV memory in address order: buffers, or the blocks of a pool, where alike neighbours may be one piece.
+
+        O(blocks).
+        """
         ...
 
     def check(self) -> None:

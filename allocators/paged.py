@@ -10,8 +10,8 @@
                                            with prefix caching sequences share the full blocks of a prefix
 
 The rules are vLLM 0.27's (``BlockPool``, ``KVCacheManager.allocate_slots``), meant to give the ids that vLLM would;
-where 0.18 and 0.22 differ, ``version`` says so. They do: ``scripts/validate_paged`` runs vLLM 0.27.1's own
-``KVCacheManager`` beside this one, and finds no difference in ids, hits or free queue. CI holds it to a second model.
+where 0.18 and 0.22 differ, ``version`` says so. It gives them: ``scripts/validate_paged`` runs vLLM 0.27.1's own
+``KVCacheManager`` beside it, and finds no difference in ids, hits or free queue. CI holds it to a second model.
 """
 
 from __future__ import annotations
@@ -20,27 +20,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 from hbmtwin.allocators.admission import Admission
-from hbmtwin.allocators.block_map import block_map
+from hbmtwin.allocators.block_map import Held, block_map, enter
 from hbmtwin.allocators.block_pool import BlockPool
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.decode_batch import NEVER, BlockTable, DecodeBatch
-from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.paged_config import PagedConfig
+from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES, PoolPolicy
 from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixCache, PrefixStats
 from hbmtwin.allocators.prefix_counter import PrefixCounter
-from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
+from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release
 from hbmtwin.allocators.registry import kv_policies
 
 __all__ = ["PagedConfig", "PagedPolicy"]
 
-TABLE_ENTRY_BYTES = 4
-"""A block id in the device's table is an int32, in vLLM and in the NPU attention ops."""
-_GRANTED = Granted()
-"""The same answer to every sequence in every step: making it anew was an eighth of a run."""
-
 
 @kv_policies.register("paged")
-class PagedPolicy:
+class PagedPolicy(PoolPolicy):
     """A block pool with a first-in first-out free queue, as in vLLM; with prefix caching, its blocks are shared.
 
     The pool tensors are taken from the arena once, at construction (raises OutOfMemory, nothing kept), so a step never
@@ -55,11 +50,9 @@ class PagedPolicy:
     Config: ClassVar[type[PagedConfig]] = PagedConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: PagedConfig) -> None:
-        self.layout = layout
-        self.arena = arena
+        super().__init__(layout, arena, config.num_blocks, layout.block_tensors(config.block_size))
         self.config = config
-        self._block_bytes = config.block_size * layout.token_bytes
-        self._admission = Admission(config, self._block_bytes)
+        self._admission = Admission(config)
         self._cache: PrefixCache | None = None
         if config.enable_prefix_caching:
             bare_first = config.frees_bare_blocks_first
@@ -77,15 +70,6 @@ class PagedPolicy:
         """Blocks that got a key in this step, and for whom."""
         self._tokens = 0
         self._prefixes = PrefixCounter(at_look_up=config.counts_look_ups)
-        self._handles: list[int] = []
-        try:
-            for token_bytes in layout.tensor_bytes * layout.num_layers:
-                size = config.num_blocks * config.block_size * token_bytes
-                self._handles.append(arena.malloc(size, tag=Tag.KV))
-        except OutOfMemory:
-            for handle in self._handles:
-                arena.free(handle)
-            raise
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
 
@@ -128,7 +112,7 @@ class PagedPolicy:
                 self._step[s.id] = before
             self._tokens += tokens - before
             table.tokens = tokens
-            return _GRANTED
+            return GRANTED
         size, longest, cache = self.config.block_size, self.config.max_model_len, self._cache
         held = len(table.blocks) if table else 0
         free = len(self._free)
@@ -145,10 +129,10 @@ class PagedPolicy:
         need = -(-min(tokens + lookahead, longest) // size) - held
         if admitting:
             free -= self._admission.watermark(others_running)
-            if (refused := self._admission.refusal(s, held, free, self._pool.shared, lookahead)) is not None:
-                return refused
+            if (short := self._admission.shortage(s, held, free, self._pool.shared, lookahead)) is not None:
+                return self._refused(*short)
         if need > free:
-            return self._admission.refused(need, free, "not enough free blocks")
+            return self._refused(need, free, "not enough free blocks")
         if table is None:
             table = self._newcomer(s, lookahead)
             if cache is not None and admitting:
@@ -169,7 +153,7 @@ class PagedPolicy:
         self._changed(table)
         self._tokens += tokens - table.tokens
         table.tokens = tokens
-        return Granted(hit) if hit else _GRANTED
+        return Granted(hit) if hit else GRANTED
 
     def _newcomer(self, s: KVSequence, lookahead: int) -> BlockTable:
         """An empty table for a sequence that has none."""
@@ -197,9 +181,6 @@ class PagedPolicy:
         table.next_key = (full + 1) * self.config.block_size if table.keyed == full else NEVER
 
     # -- a step ------------------------------------------------------------------------------------------------------
-
-    def grow_layer(self, layer: int) -> None:
-        """Nothing: the pool is there already."""
 
     def end_step(self) -> None:
         """The step's reservations stand."""
@@ -319,20 +300,6 @@ class PagedPolicy:
         """Forget all keys, if no sequence holds a block; the queue keeps its order. False, and nothing, otherwise."""
         return self._pool.clear()
 
-    # -- what this pool cannot do ------------------------------------------------------------------------------------
-
-    def fork(self, parent: KVSequence, child: KVSequence) -> Refused:
-        """Always refused: blocks are shared only by the prefix cache, which a child finds by itself."""
-        return Refused(0, 0, "blocks are shared only by the prefix cache; a child must be computed anew")
-
-    def swap_out(self, s: KVSequence) -> Refused:
-        """Always refused: vLLM's present engine preempts by recomputing."""
-        return Refused(0, 0, "this pool preempts by recomputing; it does not swap")
-
-    def swap_in(self, s: KVSequence) -> Refused:
-        """Always refused, as :meth:`swap_out`."""
-        return self.swap_out(s)
-
     # -- what happened to prefixes -----------------------------------------------------------------------------------
 
     @property
@@ -351,18 +318,14 @@ class PagedPolicy:
 
     # -- books -------------------------------------------------------------------------------------------------------
 
-    def take_work(self) -> Work:
-        """No work: nothing is copied or swapped."""
-        return Work()
-
-    def kept(self, tokens: int) -> int:
-        """*tokens*: nothing is dropped."""
-        return tokens
-
     def block_ids(self, s: KVSequence) -> tuple[int, ...]:
         """Ids of its blocks in token order, empty if it holds none."""
         table = self._tables.get(s.id)
         return tuple(table.blocks) if table else ()
+
+    def free_queue(self) -> tuple[int, ...]:
+        """Free blocks, the next one to be taken first."""
+        return tuple(self._free)
 
     def usage(self) -> KVUsage:
         """The books, O(1). Each block and each slot counts once, however many share it; each table entry counts."""
@@ -382,31 +345,22 @@ class PagedPolicy:
         )
 
     def walk(self) -> Iterator[KVBlock]:
-        """Blocks by id, free or cached neighbours in one piece, the null block as free.
-
-        A shared block is its first owner's.
+        """Blocks by id, alike neighbours in one piece, the null block as free. A shared one is its first owner's.
 
         ``token_bytes`` are those of running sequences: a cached block has none.
         """
-        size, token_bytes = self.config.block_size, self.layout.token_bytes
         if self._batch is not None:
             self._batch.fold()
-        held: dict[int, tuple[int, int]] = {}
+        held: Held = {}
         for owner, table in self._tables.items():
-            for index, block in enumerate(table.blocks):
-                held.setdefault(block, (max(0, min(size, table.tokens - index * size)) * token_bytes, owner))
+            enter(held, owner, table.blocks, table.tokens, self.config.block_size, self.layout.token_bytes)
         yield from block_map(self.config.num_blocks, self._block_bytes, held, self._pool.keyed_blocks())
 
     def check(self) -> None:
         """Assert that every block but the null one is in one place, and the books against the walk and the arena."""
-        usage, blocks, tables = self.usage(), list(self.walk()), self._tables.values()
+        self._check_books(self.usage(), list(self.walk()))  # first: the walk tells the tables of a leap's tokens
+        tables = self._tables.values()
         self._pool.check([(table.blocks, table.keyed) for table in tables])
         for table in tables:
             table.check(self.config.block_size, self.config.max_model_len)
         assert self._admission.promised == sum(table.promised for table in tables)
-        assert usage.token == sum(block.token_bytes for block in blocks)
-        assert usage.held == sum(block.size for block in blocks if block.state == "running")
-        assert usage.cached == sum(block.size for block in blocks if block.state == "cached")
-        assert usage.pool == sum(block.size for block in blocks if block.state == "free")
-        assert usage.unfilled >= 0
-        assert self.arena.usage().requested_by_tag[Tag.KV] == self.config.num_blocks * self._block_bytes

@@ -20,30 +20,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
-from hbmtwin.allocators.block_map import block_map
+from hbmtwin.allocators.block_map import Held as BlocksHeld
+from hbmtwin.allocators.block_map import block_map, enter
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.group_leaps import Trial, run_steps
 from hbmtwin.allocators.group_managers import NEVER, NULL
 from hbmtwin.allocators.group_pool import GroupPool, Held, Marks
-from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.paged_groups_config import PagedGroupsConfig
+from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES, PoolPolicy
 from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixStats
 from hbmtwin.allocators.prefix_counter import PrefixCounter
-from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
+from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release
 from hbmtwin.allocators.registry import kv_policies
 
 __all__ = ["PagedGroupsConfig", "PagedGroupsPolicy"]
 
-TABLE_ENTRY_BYTES = 4
-"""A block id in the device's table is an int32; null ones stand there too."""
-
-
-_GRANTED = Granted()
-"""The same answer to every sequence in every step."""
-
 
 @kv_policies.register("paged_groups")
-class PagedGroupsPolicy:
+class PagedGroupsPolicy(PoolPolicy):
     """A block pool for layers of several kinds (full, windows, chunks, Mamba states), as in vLLM.
 
     The pool tensors are taken from the arena once, at construction (raises OutOfMemory, nothing kept), so a step never
@@ -57,12 +51,15 @@ class PagedGroupsPolicy:
     Config: ClassVar[type[PagedGroupsConfig]] = PagedGroupsConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: PagedGroupsConfig) -> None:
-        self.layout = layout
-        self.arena = arena
+        grouping = config.grouping
+        super().__init__(layout, arena, config.num_blocks, [grouping.page_bytes] * grouping.group_length)
         self.config = config
-        self.groups = config.grouping.groups
-        self._block_bytes = config.grouping.block_bytes
+        self.groups = grouping.groups
         self._watermark_blocks = int(config.watermark * config.num_blocks)
+        attention = [group for group in self.groups if group.kind != "mamba"]
+        windowed = bool(attention) and all(group.kind != "full" for group in attention)
+        self._bound = max(group.sinks + group.window for group in attention) if windowed else None
+        """The most tokens that some layer still reads; None where one reads all, or none keeps tokens."""
         self.pool = GroupPool(
             self.groups,
             config.num_blocks,
@@ -77,14 +74,6 @@ class PagedGroupsPolicy:
         self._boundaries: dict[int, int] = {}
         self._tokens = 0
         self._prefixes = PrefixCounter(at_look_up=False)
-        self._handles: list[int] = []
-        try:
-            for _ in range(config.grouping.group_length):
-                self._handles.append(arena.malloc(config.num_blocks * config.grouping.page_bytes, tag=Tag.KV))
-        except OutOfMemory:
-            for handle in self._handles:
-                arena.free(handle)
-            raise
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
 
@@ -127,7 +116,7 @@ class PagedGroupsPolicy:
         if held is not None and computed + new <= held.quiet and not (hit or lookahead or admitting):
             self._step.setdefault(s.id, (held.tokens, None))
             self._set_tokens(held, min(computed + new, longest))
-            return _GRANTED
+            return GRANTED
         adopted = self._adoptable(s, hit) if hit else None
         if adopted is not None and self.pool.is_fresh(adopted):
             return self._refused(self.config.num_blocks + 1, self.pool.num_free, "its state is computed in this step")
@@ -162,7 +151,7 @@ class PagedGroupsPolicy:
         self.pool.grow(held, slots, scheduled)
         self.pool.register(s, held, min(tokens, s.num_tokens))
         self._set_tokens(held, tokens)
-        return Granted(hit) if hit else _GRANTED
+        return Granted(hit) if hit else GRANTED
 
     def _adoptable(self, s: KVSequence, hit: int) -> tuple[Sequence[int], ...]:
         """Blocks of the first *hit* tokens in each group. Raise ValueError if they are not there."""
@@ -177,17 +166,11 @@ class PagedGroupsPolicy:
             raise ValueError(f"sequence {s.id} cannot adopt {hit} tokens: {found.tokens} tokens of its prefix are held")
         return found.blocks
 
-    def _refused(self, need: int, free: int, reason: str) -> Refused:
-        return Refused(need * self._block_bytes, max(0, free) * self._block_bytes, reason)
-
     def _set_tokens(self, held: Held, tokens: int) -> None:
         self._tokens += tokens - held.tokens
         held.tokens = tokens
 
     # -- a step ------------------------------------------------------------------------------------------------------
-
-    def grow_layer(self, layer: int) -> None:
-        """Nothing: the pool is there already."""
 
     def end_step(self) -> None:
         """The step's reservations stand."""
@@ -311,20 +294,6 @@ class PagedGroupsPolicy:
         """Forget all keys, if no sequence holds a block; the queue keeps its order. False, and nothing, otherwise."""
         return self.pool.cache.clear()
 
-    # -- what this pool cannot do ------------------------------------------------------------------------------------
-
-    def fork(self, parent: KVSequence, child: KVSequence) -> Refused:
-        """Always refused: blocks are shared only by the prefix cache, which a child finds by itself."""
-        return Refused(0, 0, "blocks are shared only by the prefix cache; a child must be computed anew")
-
-    def swap_out(self, s: KVSequence) -> Refused:
-        """Always refused: vLLM's present engine preempts by recomputing."""
-        return Refused(0, 0, "this pool preempts by recomputing; it does not swap")
-
-    def swap_in(self, s: KVSequence) -> Refused:
-        """Always refused, as :meth:`swap_out`."""
-        return self.swap_out(s)
-
     # -- what happened to prefixes -----------------------------------------------------------------------------------
 
     @property
@@ -341,18 +310,6 @@ class PagedGroupsPolicy:
         return self._prefixes.stats
 
     # -- books -------------------------------------------------------------------------------------------------------
-
-    def take_work(self) -> Work:
-        """No work: nothing is copied or swapped."""
-        return Work()
-
-    @property
-    def _bound(self) -> int | None:
-        """The most tokens that some layer still reads; None where one reads all, or none keeps tokens."""
-        attention = [group for group in self.groups if group.kind != "mamba"]
-        if not attention or any(group.kind == "full" for group in attention):
-            return None
-        return max(group.sinks + group.window for group in attention)
 
     def kept(self, tokens: int) -> int:
         """*tokens* where a layer sees them all, else at most the longest window: what *some* layer still reads.
@@ -404,30 +361,19 @@ class PagedGroupsPolicy:
         )
 
     def walk(self) -> Iterator[KVBlock]:
-        """Blocks by id, free or cached neighbours in one piece, the null block as free.
-
-        A shared block is its first owner's.
+        """Blocks by id, alike neighbours in one piece, the null block as free. A shared one is its first owner's.
 
         ``token_bytes`` are those of running sequences: a cached block has none, and neither has a Mamba state.
         """
-        found: dict[int, tuple[int, int]] = {}
+        found: BlocksHeld = {}
         for owner, held in self._held.items():
             for group, table in zip(self.groups, held.tables, strict=True):
-                size, token_bytes = group.block_size, group.num_layers * group.token_bytes
-                for place, block in enumerate(table.blocks):
-                    tokens = max(0, min(size, held.tokens - place * size))
-                    found.setdefault(block, (tokens * token_bytes, owner))
+                token_bytes = group.num_layers * group.token_bytes
+                enter(found, owner, table.blocks, held.tokens, group.block_size, token_bytes)
         found.pop(NULL, None)
         yield from block_map(self.config.num_blocks, self._block_bytes, found, self.pool.cache.keyed_blocks())
 
     def check(self) -> None:
         """Assert the invariants of queue, references, keys and tables, and the books against the walk and the arena."""
         self.pool.check(self._held.values())
-        usage, walk = self.usage(), list(self.walk())
-        assert usage.token == sum(block.token_bytes for block in walk)
-        assert usage.held == sum(block.size for block in walk if block.state == "running")
-        assert usage.cached == sum(block.size for block in walk if block.state == "cached")
-        assert usage.pool == sum(block.size for block in walk if block.state == "free")
-        assert min(usage.unfilled, usage.dropped, usage.shared) >= 0
-        requested = self.arena.usage().requested_by_tag[Tag.KV]
-        assert requested == self.config.num_blocks * self._block_bytes
+        self._check_books(self.usage(), list(self.walk()))

@@ -36,16 +36,13 @@ from enum import Enum
 from itertools import groupby
 from typing import ClassVar
 
-from hbmtwin.allocators.block_map import block_map
+from hbmtwin.allocators.block_map import Held, block_map, enter
 from hbmtwin.allocators.contract import DeviceAllocator
-from hbmtwin.allocators.oom import OutOfMemory
-from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
+from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES, PoolPolicy
+from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Work
 from hbmtwin.allocators.registry import kv_policies
 from hbmtwin.allocators.shared_blocks import NO_KEY
 from hbmtwin.allocators.shared_tables import SharedTables, Table
-
-TABLE_ENTRY_BYTES = 4
-"""A block id in the device's table is an int32."""
 
 
 class AllocStatus(Enum):
@@ -77,11 +74,8 @@ class PagedV0Config:
             raise ValueError(f"watermark must be from 0 to below 1, not {self.watermark}")
 
 
-_GRANTED = Granted()
-
-
 @kv_policies.register("paged_v0")
-class PagedV0Policy:
+class PagedV0Policy(PoolPolicy):
     """A block pool as in vLLM before its v1 engine: forks share blocks until one writes, and sequences may be swapped.
 
     The pool tensors are taken from the arena once, at construction (raises OutOfMemory, nothing kept). Copies of blocks
@@ -94,10 +88,8 @@ class PagedV0Policy:
     Config: ClassVar[type[PagedV0Config]] = PagedV0Config
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: PagedV0Config) -> None:
-        self.layout = layout
-        self.arena = arena
+        super().__init__(layout, arena, config.num_blocks, layout.block_tensors(config.block_size))
         self.config = config
-        self._block_bytes = config.block_size * layout.token_bytes
         self._watermark_blocks = int(config.watermark * config.num_blocks)
         self._tables = SharedTables(config.num_blocks, config.block_size, caching=config.enable_prefix_caching)
         self._pool = self._tables.pool
@@ -107,15 +99,6 @@ class PagedV0Policy:
         self._host_used = 0
         self._swapped_bytes = 0
         """In either direction, since the work was last taken."""
-        self._handles: list[int] = []
-        try:
-            for token_bytes in layout.tensor_bytes * layout.num_layers:
-                size = config.num_blocks * config.block_size * token_bytes
-                self._handles.append(arena.malloc(size, tag=Tag.KV))
-        except OutOfMemory:
-            for handle in self._handles:
-                arena.free(handle)
-            raise
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
 
@@ -172,7 +155,7 @@ class PagedV0Policy:
             if need > free:
                 return self._refused(need, free, "fewer blocks are free than the tokens touch")
             self._tables.append(table, tokens=tokens, blocks=blocks)
-            return _GRANTED
+            return GRANTED
         seen = min(max(tokens, s.num_tokens if admitting else 0), longest)
         blocks = self._blocks_for(seen + lookahead)
         need = blocks + self._watermark_blocks if admitting else blocks
@@ -180,7 +163,7 @@ class PagedV0Policy:
             never = need > self.config.num_blocks
             return self._refused(need, free, f"the whole prompt {'can never' if never else 'does not'} fit")
         self._tables.admit(s, tokens=tokens, seen=seen, blocks=blocks)
-        return Granted(hit) if hit else _GRANTED
+        return Granted(hit) if hit else GRANTED
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-min(tokens, self.config.max_model_len) // self.config.block_size)
@@ -195,9 +178,6 @@ class PagedV0Policy:
             return AllocStatus.OK
         return AllocStatus.LATER if need <= self.config.num_blocks else AllocStatus.NEVER
 
-    def _refused(self, need: int, free: int, reason: str) -> Refused:
-        return Refused(need * self._block_bytes, free * self._block_bytes, reason)
-
     def fork(self, parent: KVSequence, child: KVSequence) -> Granted | Refused:
         """Let *child* share all blocks of *parent*; it needs no memory. O(blocks).
 
@@ -210,7 +190,7 @@ class PagedV0Policy:
         if table is None or table.tokens < table.seen:
             return Refused(0, 0, "only a sequence whose whole prompt is in memory can be forked")
         self._tables.fork(table, child)
-        return _GRANTED
+        return GRANTED
 
     # -- swapping ----------------------------------------------------------------------------------------------------
 
@@ -238,7 +218,7 @@ class PagedV0Policy:
             return self._refused(need, free, "lack of CPU swap space: raise swap_space_bytes")
         self._swapped[s.id] = self._tables.remove(s.id)
         self._move(len(table.blocks))
-        return _GRANTED
+        return GRANTED
 
     def swap_in(self, s: KVSequence) -> Granted | Refused:
         """Copy them back, to blocks of its own; with prefix caching, full ones may be cached and shared. O(blocks)."""
@@ -250,7 +230,7 @@ class PagedV0Policy:
             return self._refused(need, free, "the sequence does not fit on the device")
         self._tables.place_again(self._swapped.pop(s.id))
         self._move(-len(table.blocks))
-        return _GRANTED
+        return GRANTED
 
     def _swap_blocks(self, table: Table) -> int:
         """Full blocks, and those that unseen tokens touch."""
@@ -262,9 +242,6 @@ class PagedV0Policy:
         self._swapped_bytes += abs(blocks) * self._block_bytes
 
     # -- a step ------------------------------------------------------------------------------------------------------
-
-    def grow_layer(self, layer: int) -> None:
-        """Nothing: the pool is there already."""
 
     def end_step(self) -> None:
         """The step's reservations stand, its copies are made, and blocks that it filled get their keys."""
@@ -340,10 +317,6 @@ class PagedV0Policy:
         self._tables.copied_blocks = self._swapped_bytes = 0
         return work
 
-    def kept(self, tokens: int) -> int:
-        """*tokens*: nothing is dropped."""
-        return tokens
-
     def block_ids(self, s: KVSequence) -> tuple[int, ...]:
         """Ids of its blocks in token order; empty if it holds none on the device."""
         table = self._tables.of.get(s.id)
@@ -370,13 +343,11 @@ class PagedV0Policy:
         )
 
     def walk(self) -> Iterator[KVBlock]:
-        """Blocks by id, free or cached neighbours in one piece. A shared block is the one's who got room first."""
-        size, token_bytes, pool = self.config.block_size, self.layout.token_bytes, self._pool
-        held: dict[int, tuple[int, int]] = {}
+        """Blocks by id, alike neighbours in one piece. A shared block is the one's who got room first."""
+        held: Held = {}
         for owner, table in self._tables.of.items():
-            for index, block in enumerate(table.blocks):
-                held.setdefault(block, (table.fill(index, size) * token_bytes, owner))
-        keyed = [block for block, key in enumerate(pool.key_of) if key != NO_KEY]
+            enter(held, owner, table.blocks, table.tokens, self.config.block_size, self.layout.token_bytes)
+        keyed = [block for block, key in enumerate(self._pool.key_of) if key != NO_KEY]
         yield from block_map(self.config.num_blocks, self._block_bytes, held, keyed)
 
     def check(self) -> None:
@@ -385,10 +356,4 @@ class PagedV0Policy:
         assert not self._tables.of.keys() & self._swapped.keys()
         assert self._host_used == sum(len(table.blocks) for table in self._swapped.values())
         assert self._host_used <= self._host_blocks
-        usage, blocks = self.usage(), list(self.walk())
-        assert usage.token == sum(block.token_bytes for block in blocks)
-        assert usage.held == sum(block.size for block in blocks if block.state == "running")
-        assert usage.cached == sum(block.size for block in blocks if block.state == "cached")
-        assert usage.pool == sum(block.size for block in blocks if block.state == "free")
-        assert usage.unfilled >= 0
-        assert self.arena.usage().requested_by_tag[Tag.KV] == self.config.num_blocks * self._block_bytes
+        self._check_books(self.usage(), list(self.walk()))

@@ -24,15 +24,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hbmtwin.allocators.block_map import block_map
+from hbmtwin.allocators.block_map import Held, block_map, enter
 from hbmtwin.allocators.contract import DeviceAllocator
-from hbmtwin.allocators.oom import OutOfMemory
+from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES, PoolPolicy
 from hbmtwin.allocators.radix_tree import EVICTION_POLICIES, EvictionPolicy, Node, RadixTree
-from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work
+from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release
 from hbmtwin.allocators.registry import kv_policies
 
-TABLE_ENTRY_BYTES = 4
-"""A token's slot in ``req_to_token`` is an int32, whatever the page."""
 RETRACT_DECODE_STEPS = 20
 """When one is preempted, the tree gives way to so many further tokens of each that stays."""
 
@@ -55,10 +53,8 @@ class RadixConfig:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if self.eviction_policy not in EVICTION_POLICIES:
-            raise ValueError(f"eviction_policy must be one of {', '.join(EVICTION_POLICIES)}")
-
-
-_GRANTED = Granted()
+            known = ", ".join(EVICTION_POLICIES)
+            raise ValueError(f"eviction_policy must be one of {known}, not {self.eviction_policy!r}")
 
 
 class _Table:
@@ -79,7 +75,7 @@ class _Table:
 
 
 @kv_policies.register("radix")
-class RadixPolicy:
+class RadixPolicy(PoolPolicy):
     """SGLang's token pool: pages that sequences share through a radix tree, which is evicted leaf by leaf.
 
     The pool tensors are taken from the arena once, at construction (raises OutOfMemory, nothing kept), so a step never
@@ -96,10 +92,8 @@ class RadixPolicy:
     Config: ClassVar[type[RadixConfig]] = RadixConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: RadixConfig) -> None:
-        self.layout = layout
-        self.arena = arena
+        super().__init__(layout, arena, config.num_blocks, layout.block_tensors(config.block_size))
         self.config = config
-        self._page_bytes = config.block_size * layout.token_bytes
         self._tree = RadixTree(config.block_size, config.eviction_policy)
         """Empty for ever without prefix caching."""
         self._free = deque(range(1, config.num_blocks))
@@ -113,15 +107,6 @@ class RadixPolicy:
         self._inserted = False
         """Whether the last step's end put something into the tree."""
         self._tokens = 0
-        self._handles: list[int] = []
-        try:
-            for token_bytes in layout.tensor_bytes * layout.num_layers:
-                size = config.num_blocks * config.block_size * token_bytes
-                self._handles.append(arena.malloc(size, tag=Tag.KV))
-        except OutOfMemory:
-            for handle in self._handles:
-                arena.free(handle)
-            raise
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
 
@@ -182,7 +167,7 @@ class RadixPolicy:
             self._prefills[s.id] = (s, table)
         self._tokens += tokens - table.tokens
         table.tokens = tokens
-        return Granted(hit) if hit else _GRANTED
+        return Granted(hit) if hit else GRANTED
 
     def _adoptable(self, s: KVSequence, hit: int) -> Node:
         """The node where the first *hit* tokens end. Raise ValueError if they are not there."""
@@ -197,9 +182,6 @@ class RadixPolicy:
                 f"{self.config.block_size} tokens"
             )
         return node
-
-    def _refused(self, need: int, room: int, reason: str) -> Refused:
-        return Refused(need * self._page_bytes, max(0, room) * self._page_bytes, reason)
 
     # -- the pool ----------------------------------------------------------------------------------------------------
 
@@ -231,9 +213,6 @@ class RadixPolicy:
             self._free.extendleft(reversed(pages))
 
     # -- a step ------------------------------------------------------------------------------------------------------
-
-    def grow_layer(self, layer: int) -> None:
-        """Nothing: the pool is there already."""
 
     def end_step(self) -> None:
         """The step's reservations stand, and what it computed of prompts enters the tree, in running order."""
@@ -294,7 +273,7 @@ class RadixPolicy:
         places = Counter(self._unfilled_slots(tables)).items()
 
         def need(steps: int) -> int:
-            return sum(tables * -(-(steps - slots) // size) for slots, tables in places if slots < steps)
+            return sum(count * -(-(steps - slots) // size) for slots, count in places if slots < steps)
 
         return bisect_right(range(1, limit + 1), room, key=need)
 
@@ -366,29 +345,7 @@ class RadixPolicy:
             staying = len(self._tables) * RETRACT_DECODE_STEPS
             self._evict_for(-(-staying // self.config.block_size))
 
-    # -- what this pool cannot do ------------------------------------------------------------------------------------
-
-    def fork(self, parent: KVSequence, child: KVSequence) -> Refused:
-        """Always refused: pages are shared only through the tree, where a child finds them by itself."""
-        return Refused(0, 0, "pages are shared only through the radix tree; a child must be computed anew")
-
-    def swap_out(self, s: KVSequence) -> Refused:
-        """Always refused: SGLang retracts by recomputing."""
-        return Refused(0, 0, "this pool retracts by recomputing; it does not swap")
-
-    def swap_in(self, s: KVSequence) -> Refused:
-        """Always refused, as :meth:`swap_out`."""
-        return self.swap_out(s)
-
     # -- books -------------------------------------------------------------------------------------------------------
-
-    def take_work(self) -> Work:
-        """No work: nothing is copied or swapped."""
-        return Work()
-
-    def kept(self, tokens: int) -> int:
-        """*tokens*: nothing is dropped."""
-        return tokens
 
     def block_ids(self, s: KVSequence) -> tuple[int, ...]:
         """Ids of its pages in token order, empty if it holds none."""
@@ -399,30 +356,28 @@ class RadixPolicy:
         """The books, O(1). Each page and each slot counts once, however many share it; each table entry counts."""
         tree = self._tree
         unheld = self._room() + 1
-        shared = (tree.references - tree.locked) * self._page_bytes
+        shared = (tree.references - tree.locked) * self._block_bytes
         return KVUsage(
             token=self._tokens * self.layout.token_bytes - shared,
             parked=0,
-            held=(self.config.num_blocks - unheld) * self._page_bytes,
+            held=(self.config.num_blocks - unheld) * self._block_bytes,
             growth_copy=0,
-            cached=tree.evictable * self._page_bytes,
-            pool=(unheld - tree.evictable) * self._page_bytes,
-            table=self._tokens * TABLE_ENTRY_BYTES,
+            cached=tree.evictable * self._block_bytes,
+            pool=(unheld - tree.evictable) * self._block_bytes,
+            table=self._tokens * TABLE_ENTRY_BYTES,  # req_to_token: a slot a token, whatever the page
             shared=shared,
         )
 
     def walk(self) -> Iterator[KVBlock]:
-        """Pages by id, free or cached neighbours in one piece, the dummy as free. A shared page is its first owner's.
+        """Pages by id, alike neighbours in one piece, the dummy as free. A shared one is its first owner's.
 
         ``token_bytes`` are those of running sequences: a cached page has none.
         """
-        size, token_bytes = self.config.block_size, self.layout.token_bytes
-        cached = {page for node in self._tree.nodes() for page in node.pages}
-        held: dict[int, tuple[int, int]] = {}
+        cached = [page for node in self._tree.nodes() for page in node.pages]
+        held: Held = {}
         for owner, table in self._tables.items():
-            for index, page in enumerate(table.pages):
-                held.setdefault(page, (max(0, min(size, table.tokens - index * size)) * token_bytes, owner))
-        yield from block_map(self.config.num_blocks, self._page_bytes, held, cached)
+            enter(held, owner, table.pages, table.tokens, self.config.block_size, self.layout.token_bytes)
+        yield from block_map(self.config.num_blocks, self._block_bytes, held, cached)
 
     def check(self) -> None:
         """Assert that every page but the dummy is in one place, and the books against tree, walk and arena."""
@@ -437,10 +392,4 @@ class RadixPolicy:
             own += table.pages[table.cached :]
         assert all(node.locks == locks[node] for node in self._tree.nodes())
         assert sorted([*in_tree, *own, *self._free, *self._ended]) == list(range(1, self.config.num_blocks))
-        usage, blocks = self.usage(), list(self.walk())
-        assert usage.token == sum(block.token_bytes for block in blocks)
-        assert usage.held == sum(block.size for block in blocks if block.state == "running")
-        assert usage.cached == sum(block.size for block in blocks if block.state == "cached")
-        assert usage.pool == sum(block.size for block in blocks if block.state == "free")
-        assert usage.unfilled >= 0
-        assert self.arena.usage().requested_by_tag[Tag.KV] == self.config.num_blocks * self._page_bytes
+        self._check_books(self.usage(), list(self.walk()))

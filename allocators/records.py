@@ -72,10 +72,10 @@ class Segment(NamedTuple):
 
 
 class KVBlock(NamedTuple):
-    """One piece of KV memory as a policy sees it: a block of its pool, or a buffer of a sequence."""
+    """One piece of KV memory as a policy sees it: a block of its pool or several alike in a row, or a buffer."""
 
     address: int
-    """Address of a buffer; for a block pool ``block id * block bytes`` (all layers together)."""
+    """Address of a buffer; for a block pool ``id of the first block * block bytes`` (all layers together)."""
     size: int
     token_bytes: int
     """Bytes of it that hold tokens."""
@@ -177,6 +177,10 @@ class KVLayout:
         values = [heads * head_dim * dtype.bits // 8 for head_dim, dtype in self._parts]
         count = {"token": 1, "token_head": heads}
         return (*values, *(SCALE_BYTES * count[dtype.scale] for _, dtype in self._parts if dtype.scale in count))
+
+    def block_tensors(self, block_size: int) -> list[int]:
+        """Bytes of a block of so many tokens in each tensor of all layers, in the order in which they are made."""
+        return [block_size * token_bytes for token_bytes in self.tensor_bytes * self.num_layers]
 
     @property
     def constant_scales(self) -> tuple[tuple[str, int], ...]:

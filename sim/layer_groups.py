@@ -36,7 +36,7 @@ class BlockPool:
         """Bytes of a block in each tensor of the pool, in the order in which they are made."""
         if self.grouping is not None:
             return [self.grouping.page_bytes] * self.grouping.group_length
-        return [self.block_size * size for size in self.layout.tensor_bytes * self.layout.num_layers]
+        return self.layout.block_tensors(self.block_size)
 
     @property
     def block_bytes(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -55,6 +54,10 @@ class Policy(Protocol):
         """Forget all keys."""
         ...
 
+    def free_queue(self) -> tuple[int, ...]:
+        """Free blocks from the head."""
+        ...
+
     def usage(self) -> KVUsage:
         """The books."""
         ...
@@ -69,7 +72,7 @@ class Policy(Protocol):
 
 
 class PolicySide:
-    """Either policy; tables and the queue are told by each in its way."""
+    """Either policy; tables are told by each in its way."""
 
     def __init__(self, policy: Policy, caching: bool, block_bytes: int) -> None:
         self.policy = policy
@@ -132,8 +135,8 @@ class PolicySide:
         raise NotImplementedError
 
     def free_queue(self) -> tuple[int, ...]:
-        """From the head."""
-        raise NotImplementedError
+        """The policy's."""
+        return self.policy.free_queue()
 
     def free_blocks(self) -> int:
         """By the books; the null block stands among them."""
@@ -165,22 +168,6 @@ class PagedSide(PolicySide):
         """Its only table."""
         return (self.paged.block_ids(s),)
 
-    def free_queue(self) -> tuple[int, ...]:
-        """What sequences would get that took all of it."""
-        self.paged.on_cache_event = None  # nobody hears of the probe
-        twin = copy.deepcopy(self.paged)
-        self.paged.on_cache_event = self._hear
-        taken: list[int] = []
-        size, longest, free = twin.config.block_size, twin.config.max_model_len, self.free_blocks()
-        most = -(-longest // size)
-        for probe in range(-1, -2 - free // most, -1):
-            blocks = min(most, free - len(taken))
-            if blocks:
-                s = KVSequence(id=probe, session=probe, turn=0, num_tokens=1, max_tokens=longest)
-                twin.reserve(s, min(blocks * size, longest))
-                taken += twin.block_ids(s)
-        return tuple(taken)
-
 
 class GroupsSide(PolicySide):
     """The policy of several groups."""
@@ -196,10 +183,6 @@ class GroupsSide(PolicySide):
     def tables(self, s: KVSequence) -> Tables:
         """The policy's."""
         return self.groups.tables(s)
-
-    def free_queue(self) -> tuple[int, ...]:
-        """The policy's."""
-        return self.groups.free_queue()
 
 
 def _arena() -> PooledAllocator:

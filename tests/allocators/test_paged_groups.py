@@ -526,9 +526,9 @@ def test_the_pool_is_one_tensor_for_each_layer_of_a_group_and_kept_whole_or_not_
     layout = KVLayout(num_layers=3, num_kv_heads=1, head_dim=16)
     arena = PooledAllocator(HbmDriver(1 << 20), PooledConfig(limit_bytes=1 << 20))
     config = PagedGroupsConfig(num_blocks=10, max_model_len=64, grouping=one_group(layout, 4))
-    policy = PagedGroupsPolicy(layout, arena, config)
+    PagedGroupsPolicy(layout, arena, config)
     assert arena.usage().requested_by_tag[Tag.KV] == 10 * 4 * layout.token_bytes
-    assert len(policy._handles) == 3
+    assert [block.owner for segment in arena.walk() for block in segment.blocks if block.tag is Tag.KV] == [-1] * 3
     with pytest.raises(OutOfMemory):
         PagedGroupsPolicy(
             layout, arena, PagedGroupsConfig(num_blocks=2000, max_model_len=64, grouping=one_group(layout, 4))

@@ -363,7 +363,7 @@ class Comparison:
         granted = self.naive.reserve(s, new, hit, lookahead, admitting)
         assert answer == Granted(hit) if granted else isinstance(answer, Refused)
         self.count(f"reserve {'granted' if granted else 'refused'}")
-        if self.policy.usage().cached < evictable - hit // self.config.block_size * self.policy._page_bytes:
+        if self.policy.usage().cached < evictable - hit // self.config.block_size * self.policy._block_bytes:
             self.count("evicted")
         self.operations += 1
         return granted
@@ -460,7 +460,7 @@ class Comparison:
         assert (ended + free if self.config.block_size > 1 else free + ended) == self.naive.order()
         nodes = self.naive.nodes()
         assert nodes_of(self.policy) == nodes
-        usage, page = self.policy.usage(), self.policy._page_bytes
+        usage, page = self.policy.usage(), self.policy._block_bytes
         assert usage.cached == page * sum(len(pages) for pages, locks, _ in nodes if not locks)
         assert usage.pool == page * (len(self.naive.order()) + 1)
         assert usage.shared == page * sum(len(pages) * (locks - 1) for pages, locks, _ in nodes if locks)
