@@ -276,6 +276,7 @@ class Traffic(RuleBasedStateMachine):
                 self.parked.pop(s.session, None)
             self.policy.end_step()
             self.running = []
+            self.forget_lost_histories()
             return False
         self.forget_lost_histories()
         return True
