@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hbmtwin.allocators.records import KVSequence, Release, Span
+from hbmtwin.sim.aligned_chunks import aligned_chunk
 from hbmtwin.validation.vllm_comparison import Asked, Comparison, Differs, Found
 from hbmtwin.validation.vllm_sides import Pool
 
@@ -47,25 +48,6 @@ def cut(spans: Sequence[Span], tokens: int) -> list[Span]:
 def spans_tokens(spans: Sequence[Span]) -> int:
     """Tokens of all of them."""
     return sum(length for _, _, length in spans)
-
-
-def aligned_chunk(pool: Pool, asked: Asked, start: int, new: int) -> int:
-    """How many of *new* tokens from *start* a chunk takes so that Mamba states lie at block ends; 0: not this step.
-
-    vLLM's scheduler has it so (``_mamba_block_aligned_split``); the boundary of a shared prefix is not among the stops.
-    """
-    block, num_tokens = pool.aligned_block, asked.s.num_tokens
-    total, end = max(asked.prompt, num_tokens - 1), start + new
-    if start >= total:
-        return new
-    if end < total:
-        whole = end // block * block
-        if whole > start or block <= pool.max_num_batched_tokens:
-            end = whole
-    stops = [num_tokens // block * block]
-    if start % block:
-        stops.append((start // block + 1) * block)
-    return max(0, min([stop for stop in stops if start < stop < end], default=end) - start)
 
 
 @dataclass(slots=True)
@@ -199,11 +181,21 @@ class Traffic:
         return hit + new if new and self.both.reserve(asked, new, hit, admitting=True) else 0
 
     def chunk(self, asked: Asked, hit: int, new: int) -> int:
-        """How much of *new* is computed at once: Mamba wants whole blocks, and mostly gets them."""
+        """How much of *new* is computed at once: Mamba wants whole blocks, and mostly gets them.
+
+        Chunks do not end at shared boundaries here: wherever they end, both sides must agree.
+        """
         new = min(new, self.pool.max_num_batched_tokens)
         if not self.pool.aligned_block or self.random.random() < 0.1:
             return new
-        aligned = aligned_chunk(self.pool, asked, asked.s.num_computed_tokens + hit, new)
+        aligned = aligned_chunk(
+            asked.s.num_computed_tokens + hit,
+            new,
+            num_tokens=asked.s.num_tokens,
+            prompt_tokens=asked.prompt,
+            block_size=self.pool.aligned_block,
+            max_num_batched_tokens=self.pool.max_num_batched_tokens,
+        )
         self.both.met["no whole block in a chunk"] += not aligned
         return aligned
 
