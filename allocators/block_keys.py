@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 from hbmtwin.allocators.records import KVSequence, Span
 
-NO_PARENT = -1
+NO_KEY = -1
+"""Of a block without one; and the parent of the first key of a chain."""
 
 
 class _Chain:
@@ -59,15 +60,15 @@ class BlockKeys:
             pieces = self._next_block(chain, s.spans)
             if pieces is None:
                 break
-            parent = keys[-1] if keys else NO_PARENT
+            parent = keys[-1] if keys else NO_KEY
             keys.append(self._intern(parent, pieces))
             self.use(keys[-1])
-            if parent != NO_PARENT:
+            if parent != NO_KEY:
                 self.unuse(parent)
         return keys
 
     def parent(self, key: int) -> int:
-        """The key that it continues, -1 for the first of a chain. O(1)."""
+        """The key that it continues, ``NO_KEY`` for the first of a chain. O(1)."""
         return self._made_of[key][0]
 
     def forget(self, sequence: int) -> None:
@@ -82,7 +83,7 @@ class BlockKeys:
 
     def unuse(self, key: int) -> None:
         """Somebody less needs it; keys without need are dropped, parents after children. O(keys dropped)."""
-        while key != NO_PARENT:
+        while key != NO_KEY:
             self._uses[key] -= 1
             if self._uses[key]:
                 return
@@ -99,7 +100,7 @@ class BlockKeys:
             self._next += 1
             self._made_of[key] = made_of
             self._uses[key] = 0
-            if parent != NO_PARENT:
+            if parent != NO_KEY:
                 self._uses[parent] += 1
         return key
 

@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from math import gcd, lcm
 
+from hbmtwin.allocators.block_keys import NO_KEY
 from hbmtwin.allocators.group_lookup import GroupLookup
 from hbmtwin.allocators.group_managers import NULL, GroupTable, manager_of
 from hbmtwin.allocators.kv_groups import KVGroup
-from hbmtwin.allocators.prefix_cache import NO_KEY, PrefixCache
+from hbmtwin.allocators.prefix_cache import PrefixCache
 from hbmtwin.allocators.records import KVSequence
 
 

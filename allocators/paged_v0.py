@@ -41,7 +41,6 @@ from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES, PoolPolicy
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release, Work
 from hbmtwin.allocators.registry import kv_policies
-from hbmtwin.allocators.shared_blocks import NO_KEY
 from hbmtwin.allocators.shared_tables import SharedTables, Table
 
 
@@ -347,8 +346,7 @@ class PagedV0Policy(PoolPolicy):
         held: Held = {}
         for owner, table in self._tables.of.items():
             enter(held, owner, table.blocks, table.tokens, self.config.block_size, self.layout.token_bytes)
-        keyed = [block for block, key in enumerate(self._pool.key_of) if key != NO_KEY]
-        yield from block_map(self.config.num_blocks, self._block_bytes, held, keyed)
+        yield from block_map(self.config.num_blocks, self._block_bytes, held, self._pool.keyed_blocks())
 
     def check(self) -> None:
         """Assert references against tables, the host pool, and the books against the walk and the arena. O(blocks)."""

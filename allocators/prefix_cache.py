@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from hbmtwin.allocators.block_keys import BlockKeys
+from hbmtwin.allocators.block_keys import NO_KEY, BlockKeys
 from hbmtwin.allocators.records import KVSequence
-
-NO_KEY = -1
 
 
 class CacheEvent(NamedTuple):

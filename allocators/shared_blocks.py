@@ -21,9 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
-from hbmtwin.allocators.block_keys import BlockKeys
-
-NO_KEY = -1
+from hbmtwin.allocators.block_keys import NO_KEY, BlockKeys
 
 
 class SharedBlocks:
@@ -120,6 +118,10 @@ class SharedBlocks:
                 self.unregister(block)
                 return block
         raise IndexError("no block is free")
+
+    def keyed_blocks(self) -> Sequence[int]:
+        """Those that carry a key, held or not. O(keys)."""
+        return [*self.block_of.values()]
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that every block is in one place, and that references are the entries of *tables*. O(blocks)."""

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hbmtwin.allocators.block_keys import NO_KEY
 from hbmtwin.allocators.records import KVSequence
-from hbmtwin.allocators.shared_blocks import NO_KEY, SharedBlocks
+from hbmtwin.allocators.shared_blocks import SharedBlocks
 
 
 class Filling(NamedTuple):

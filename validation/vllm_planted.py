@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hbmtwin.allocators.block_keys import NO_KEY
 from hbmtwin.allocators.paged import PagedPolicy
-from hbmtwin.allocators.prefix_cache import NO_KEY, PrefixCache
+from hbmtwin.allocators.prefix_cache import PrefixCache
 from hbmtwin.allocators.records import Granted, KVSequence, Refused
 
 

@@ -21,10 +21,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from hbmtwin.allocators.block_keys import NO_KEY
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
-from hbmtwin.allocators.prefix_cache import NO_KEY, CacheEvent, PrefixCache
+from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixCache
 from hbmtwin.allocators.records import Granted, KVLayout, KVSequence, Refused, Release, Span
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
