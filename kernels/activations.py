@@ -54,11 +54,6 @@ class StepProgram(NamedTuple):
     peak_bytes: int
     """Most bytes that are live at once, workspace included. KV is not."""
 
-    @property
-    def layer(self) -> tuple[Instruction, ...]:
-        """What the first layer does, and where all are alike every layer."""
-        return self.layers[0]
-
 
 class ActivationModel:
     """Makes the program of a step from its batch, for one tensor-parallel rank.

@@ -85,7 +85,7 @@ def written(instructions: Iterable[Instruction]) -> str:
 
 def sizes(p: StepProgram) -> dict[str, int]:
     """Bytes of tensors by name; the one that stands twice (``normed``) has the same size both times."""
-    return {i.name: i.size for i in chain(p.before, p.layer, p.after) if i.verb == "malloc"}
+    return {i.name: i.size for i in chain(p.before, p.layers[0], p.after) if i.verb == "malloc"}
 
 
 def live_bytes(instructions: Iterable[Instruction]) -> list[int]:
@@ -104,7 +104,7 @@ def live_bytes(instructions: Iterable[Instruction]) -> list[int]:
 
 
 def whole(p: StepProgram, layers: int = 2) -> list[Instruction]:
-    return [*p.before, *(p.layer * layers), *p.after]
+    return [*p.before, *(p.layers[0] * layers), *p.after]
 
 
 # -- order and sizes ---------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def whole(p: StepProgram, layers: int = 2) -> list[Instruction]:
 def test_the_order_is_that_of_a_decoder() -> None:
     p = program(PROMPT_OF_8192)
     assert written(p.before) == "+hidden"
-    assert written(p.layer) == (
+    assert written(p.layers[0]) == (
         "+normed +qkv kv +attention !attention +o_proj -attention -qkv -normed -o_proj "
         "+normed +gate_up +activated +down -activated -gate_up -normed -down"
     )
@@ -175,7 +175,7 @@ def test_many_tokens_peak_in_the_mlp_at_three_inner_and_three_hidden_sizes(tp: i
     p = program(PROMPT_OF_8192, tp=tp)
     assert p.peak_bytes == 2 * 8192 * (3 * 11008 // tp + 3 * 4096)
     assert p.peak_bytes == {1: 742_391_808, 2: 471_859_200, 4: 336_592_896}[tp]
-    assert max(live_bytes(p.layer)) + 67_108_864 == p.peak_bytes
+    assert max(live_bytes(p.layers[0])) + 67_108_864 == p.peak_bytes
 
 
 @pytest.mark.parametrize("tp", [1, 8])
@@ -234,10 +234,10 @@ def test_the_peak_is_that_of_the_formula_where_it_holds(model: ModelShape, token
 
 def test_ascend_takes_a_workspace_where_cuda_keeps_a_sum_a_query() -> None:
     ascend, cuda = program(PROMPT_OF_8192), program(PROMPT_OF_8192, device=NVIDIA)
-    assert Instruction("workspace", "attention", 17_956_864) in ascend.layer
-    assert "+attention +softmax_lse -softmax_lse +o_proj" in written(cuda.layer)
+    assert Instruction("workspace", "attention", 17_956_864) in ascend.layers[0]
+    assert "+attention +softmax_lse -softmax_lse +o_proj" in written(cuda.layers[0])
     assert sizes(cuda)["softmax_lse"] == 8192 * 32 * 4
-    assert [i for i in cuda.layer if i.verb == "workspace"] == []
+    assert [i for i in cuda.layers[0] if i.verb == "workspace"] == []
     assert (ascend.before, ascend.after) == (cuda.before, cuda.after)
 
 
@@ -258,7 +258,7 @@ def test_the_workspace_lies_in_the_range_of_the_open_tilings(model: ModelShape, 
 def test_standard_attention_has_the_score_matrix_three_times() -> None:
     """A prompt of 4,096 tokens in Llama-2-7B: 32 heads x 4096 x 4096 scores, 2 + 4 + 2 bytes each, in every layer."""
     p = program(BatchShape(prefill=((4096, 0),)), attention="standard")
-    assert written(p.layer).startswith(
+    assert written(p.layers[0]).startswith(
         "+normed +qkv kv +scores +softmax +probabilities -softmax -scores +attention -probabilities +o_proj "
     )
     assert {n: sizes(p)[n] for n in ("scores", "softmax", "probabilities")} == {
@@ -288,7 +288,7 @@ def test_claim_b1_70b_on_four_ranks_past_2000_tokens_of_history() -> None:
 
 
 def test_heads_that_are_not_shared_are_not_repeated() -> None:
-    assert "repeated" not in written(program(PROMPT_OF_8192, attention="standard").layer)
+    assert "repeated" not in written(program(PROMPT_OF_8192, attention="standard").layers[0])
 
 
 def test_only_standard_attention_needs_more_with_each_token() -> None:
@@ -365,7 +365,7 @@ def test_a_program_gives_back_what_it_takes_and_its_peak_is_the_most_it_holds(
     for layers in (1, 3):
         assert max(live_bytes(whole(p, layers))) == p.peak_bytes
     assert all(i.size > 0 for i in whole(p) if i.verb in ("malloc", "workspace"))
-    assert [i.verb for i in p.layer].count("grow") == 1
+    assert [i.verb for i in p.layers[0]].count("grow") == 1
 
 
 def test_a_program_that_keeps_a_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
