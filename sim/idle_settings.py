@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from hbmtwin.allocators.growth import GROWTH_RULES
-from hbmtwin.allocators.registry import device_allocators
+from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.sim.kv_policy import kv_policy
 from hbmtwin.sim.scenario import Scenario
 
@@ -41,6 +41,8 @@ def _kv_cache(scenario: Scenario, name: str) -> str | None:
     if name in PAGED_KEYS and kv.policy == "paged":
         return None
     if name not in config_fields(kv_policy(scenario)):
+        if kv.policy == "paged" and name in config_fields(kv_policies.get("paged_v0")):
+            return "concerns kv_cache.version = 'v0' only"
         return f"does not concern the policy {kv.policy!r}"
     knowing = {rule for rule, cls in GROWTH_RULES.items() if name in {field.name for field in fields(cls)}}
     growing = {kv.growth, kv.decode_growth} if kv.growth == "hybrid" else {kv.growth}
@@ -85,6 +87,12 @@ def _session(scenario: Scenario, name: str) -> str | None:
     return None
 
 
+def _results(scenario: Scenario, name: str) -> str | None:
+    if name != "cache_events" or scenario.kv_cache.enable_prefix_caching:
+        return None
+    return "finds none without kv_cache.enable_prefix_caching = true"
+
+
 _REASONS: dict[str, Callable[[Scenario, str], str | None]] = {
     "kv_cache": _kv_cache,
     "memory": _memory,
@@ -92,4 +100,5 @@ _REASONS: dict[str, Callable[[Scenario, str], str | None]] = {
     "engine": _engine,
     "workload": _workload,
     "session": _session,
+    "results": _results,
 }

@@ -25,7 +25,19 @@ def named_by_users() -> list[str]:
     return [name for name, _ in kv_policies if name not in (*CHOSEN_BY_RELEASE, *CHOSEN_BY_MODEL)]
 
 
-def kv_policy(scenario: Scenario) -> type[KVPolicy]:
-    """The class for a model whose layers all see the whole context. Raise UnknownPolicy."""
-    name = scenario.kv_cache.policy
-    return kv_policies.get("paged_v0" if name == "paged" and scenario.kv_cache.version == "v0" else name)
+def is_v0(scenario: Scenario) -> bool:
+    """Whether the rules are those of vLLM before its v1 engine; other policies than ``paged`` have no version."""
+    return scenario.kv_cache.policy == "paged" and scenario.kv_cache.version == "v0"
+
+
+def kv_policy(scenario: Scenario, *, grouped: bool = False) -> type[KVPolicy]:
+    """The class; *grouped*: for a model whose layers keep different things. Raise UnknownPolicy."""
+    if grouped:
+        return kv_policies.get("paged_groups")
+    return kv_policies.get("paged_v0" if is_v0(scenario) else scenario.kv_cache.policy)
+
+
+def told(scenario: Scenario) -> str:
+    """The policy in the words of a message, with the release where that makes a difference."""
+    kv = scenario.kv_cache
+    return f"{kv.policy} of {kv.version}" if kv.policy == "paged" else kv.policy

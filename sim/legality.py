@@ -14,7 +14,7 @@ from hbmtwin.allocators.growth import growth_rule
 from hbmtwin.allocators.registry import Registry, device_allocators, kv_policies
 from hbmtwin.allocators.retention import Forget, retention_rule
 from hbmtwin.sim.idle_settings import config_fields, idle_reason
-from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE, kv_policy, named_by_users
+from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE, is_v0, kv_policy, named_by_users, told
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
 from hbmtwin.sim.scheduler import schedulers
 
@@ -184,7 +184,7 @@ def _check_not_contiguous(scenario: Scenario) -> None:
             "kv_cache.enable_prefix_caching = true; use drop"
         )
     if scenario.memory.admission == "reserve" and "admission" not in config_fields(policy):
-        raise ScenarioError(f"memory.admission: {_said(scenario)} has no reserve, it admits what fits: leave it none")
+        raise ScenarioError(f"memory.admission: {told(scenario)} has no reserve, it admits what fits: leave it none")
     if kv.policy == "paged" and kv.version in ("0.18", "0.22") and kv.watermark:
         raise ScenarioError(f"kv_cache.watermark: vLLM {kv.version} has none, it came with 0.27; leave it out")
     if kv.policy == "paged" and isinstance(rule := retention_rule(kv.retention), Forget):
@@ -242,15 +242,9 @@ def _named_by_users(scenario: Scenario) -> None:
         raise ScenarioError(f"kv_cache.policy: write 'paged'; {CHOSEN_BY_MODEL[name]} makes it {name!r}")
 
 
-def _said(scenario: Scenario) -> str:
-    kv = scenario.kv_cache
-    return f"{kv.policy} of {kv.version}" if kv.policy == "paged" else kv.policy
-
-
 def _check_release(scenario: Scenario) -> None:
     """The old engine's blocks and its scheduler speak to each other, and to nobody else."""
-    kv, scheduler = scenario.kv_cache, scenario.scheduler
-    of_v0 = kv.policy == "paged" and kv.version == "v0"
+    scheduler, of_v0 = scenario.scheduler, is_v0(scenario)
     if of_v0 and scheduler.policy != "vllm_v0":
         raise ScenarioError(
             f"scheduler.policy: {scheduler.policy!r} does not know the rules of kv_cache.version = 'v0'; use vllm_v0, "
@@ -258,7 +252,7 @@ def _check_release(scenario: Scenario) -> None:
         )
     if scheduler.policy == "vllm_v0" and not of_v0:
         raise ScenarioError(
-            f"scheduler.policy: 'vllm_v0' swaps and forks blocks, which {_said(scenario)} does not; use continuous, or "
+            f"scheduler.policy: 'vllm_v0' swaps and forks blocks, which {told(scenario)} does not; use continuous, or "
             "kv_cache.policy = 'paged' with kv_cache.version = 'v0'"
         )
 

@@ -61,16 +61,27 @@ def check_windows(scenario: Scenario, model: ModelShape, kept: ModelShape) -> No
         )
     if scenario.memory.admission != "none":
         raise ScenarioError(f"memory.admission: reserve knows no pool for {whose}; leave it none, or {cure}")
-    if not model.layer_windows and kv.enable_prefix_caching and not kv.retention.startswith("sliding_window"):
+    drops = not model.layer_windows and not isinstance(block_retention(scenario), SlidingWindow)
+    if drops and kv.enable_prefix_caching:
         raise ScenarioError(
             f"kv_cache.enable_prefix_caching: under {whose} a key would promise KV that was computed without what has "
             "been dropped; use retention = sliding_window(w), or no prefix caching"
         )
 
 
+def as_read(model: ModelShape, kept: ModelShape, sinks: int) -> ModelShape:
+    """*model* as its attention reads the KV: what is *kept* of it, *sinks* tokens at the start besides; else its own
+    windows, whatever else is kept."""
+    if sinks:
+        return replace(model, layer_windows=(kept.window + sinks,) * model.num_layers)
+    return kept if kept.window else model
+
+
 def window_notes(scenario: Scenario, model: ModelShape, kept: ModelShape) -> tuple[str, ...]:
     """What a user should know of windows that are not made use of, or are not the model's own."""
     kv = scenario.kv_cache
+    if kv.policy == "paged" and kv.disable_hybrid_kv_cache_manager and not model.layer_windows:
+        return (f"kv_cache.disable_hybrid_kv_cache_manager has no effect: {model.name} has no sliding windows",)
     if model.layer_windows and not kept.layer_windows:
         return (
             f"{model.num_window_layers} of {model.num_layers} layers of {model.name} see {model.window} tokens only; "

@@ -1,16 +1,20 @@
-"""What the names of a scenario stand for: the device, the longest request, and the layout of the model's KV on it."""
+"""What the names of a scenario stand for: the device, the longest request, and the layout of the model's KV."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from hbmtwin.allocators.records import KVLayout
+from hbmtwin.allocators.retention import retention_rule
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import check_tensor_parallel
 from hbmtwin.sim import catalog
 from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal
+from hbmtwin.sim.model_windows import block_retention
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
+MAX_REQUEST_TOKENS = 2**40
+"""Longest request where only what is kept of it counts."""
 IN_BLOCKS = ("paged", "radix")
 """KV policies whose KV is read through a block table."""
 
@@ -34,6 +38,21 @@ def max_model_len_of(scenario: Scenario, model: ModelShape) -> int:
             f"{model.name}; take at most that"
         )
     return wanted
+
+
+def longest_request_of(scenario: Scenario, max_model_len: int) -> int:
+    """*max_model_len*, unless retention bounds what is kept: positions then count within the cache, as in StreamingLLM,
+    and a request may be of any length. Raise ScenarioError if more is kept than that."""
+    bound = retention_rule(scenario.kv_cache.retention).bound
+    if bound is None:
+        return max_model_len
+    if bound > max_model_len:
+        raise ScenarioError(
+            f"kv_cache.retention: {scenario.kv_cache.retention} keeps {bound} tokens, more than max_model_len "
+            f"{max_model_len}: keep fewer, or raise engine.max_model_len"
+        )
+    in_blocks = block_retention(scenario) is not None  # a block table is indexed by position
+    return max_model_len if in_blocks else MAX_REQUEST_TOKENS
 
 
 def layout_of(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLayout:

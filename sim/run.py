@@ -14,8 +14,7 @@ from hbmtwin.allocators.contract import CountsPrefixes, DeviceAllocator, KVPolic
 from hbmtwin.allocators.driver import PAGE_UNIT, HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import Tag
-from hbmtwin.allocators.registry import device_allocators, kv_policies
-from hbmtwin.allocators.retention import retention_rule
+from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.kernels.activations import ActivationModel
 from hbmtwin.kernels.records import CostModel
 from hbmtwin.kernels.roofline import RooflineCost
@@ -26,22 +25,19 @@ from hbmtwin.sim.engine import Engine, EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
 from hbmtwin.sim.idle_settings import config_fields
 from hbmtwin.sim.kv_layout import scale_tensors
-from hbmtwin.sim.kv_policy import kv_policy
+from hbmtwin.sim.kv_policy import is_v0, kv_policy, told
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
 from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.model_states import check_states, mamba_mode, state_block_size, state_notes
-from hbmtwin.sim.model_windows import block_retention, check_windows, window_notes, with_windows
+from hbmtwin.sim.model_windows import as_read, check_windows, window_notes, with_windows
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
-from hbmtwin.sim.resolve import device_notes, device_of, layout_of, max_model_len_of
+from hbmtwin.sim.resolve import device_notes, device_of, layout_of, longest_request_of, max_model_len_of
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads.records import Source
-
-MAX_REQUEST_TOKENS = 2**40
-"""Longest request where only what is kept of it counts."""
 
 
 class DoesNotFit(RuntimeError):
@@ -68,18 +64,14 @@ class Twin:
         self.model = catalog.model(scenario.model.name)
         self.device = device_of(scenario)
         self.max_model_len = max_model_len_of(scenario, self.model)
-        self.longest_request = self._longest_request()
+        self.longest_request = longest_request_of(scenario, self.max_model_len)
         self.layout = layout_of(scenario, self.model, self.device)
         check_states(scenario, self.model)
         self.mamba_mode = mamba_mode(scenario, self.model)
         self.kept_model, self.sinks = with_windows(scenario, self.model)
         """As the KV policy keeps it: with the windows that it makes use of."""
         check_windows(scenario, self.model, self.kept_model)
-        read_model = self.kept_model if self.kept_model.window else self.model
-        if self.sinks:
-            read_model = replace(
-                read_model, layer_windows=(self.kept_model.window + self.sinks,) * self.model.num_layers
-            )
+        read_model = as_read(self.model, self.kept_model, self.sinks)
         self.window = read_model.window
         """Tokens that a layer with a window reads of a sequence; 0: there is none."""
         try:
@@ -111,20 +103,6 @@ class Twin:
         )
         make_scheduler: Any = schedulers.get(scenario.scheduler.policy)
         self.scheduler: Scheduler = make_scheduler(config)
-
-    def _longest_request(self) -> int:
-        """``max_model_len``, unless retention bounds what is kept: positions then count within the cache, as in
-        StreamingLLM, and a request may be of any length."""
-        bound = retention_rule(self.scenario.kv_cache.retention).bound
-        if bound is None:
-            return self.max_model_len
-        in_blocks = block_retention(self.scenario) is not None  # a block table is indexed by position
-        if bound > self.max_model_len:
-            raise ScenarioError(
-                f"kv_cache.retention: {self.scenario.kv_cache.retention} keeps {bound} tokens, more than max_model_len "
-                f"{self.max_model_len}: keep fewer, or raise engine.max_model_len"
-            )
-        return self.max_model_len if in_blocks else MAX_REQUEST_TOKENS
 
     def _pool(self) -> BlockPool:
         try:
@@ -160,7 +138,7 @@ class Twin:
 
     def _build_memory(self) -> None:
         s, budget, pool = self.scenario, self.budget, self.pool
-        policy: Any = kv_policy(s) if pool.grouping is None else kv_policies.get("paged_groups")
+        policy: Any = kv_policy(s, grouped=pool.grouping is not None)
         self.token_bytes = pool.token_bytes
         settings_of_policy = config_fields(policy)
         page_bytes = min(PAGE_UNIT, s.kv_cache.page_bytes) if "page_bytes" in settings_of_policy else PAGE_UNIT
@@ -239,7 +217,7 @@ class Twin:
         if s.results.cache_events:
             if not isinstance(self.kv, ReportsCacheEvents):
                 raise ScenarioError(
-                    f"results.cache_events: {s.kv_cache.policy} reports none; leave it false, or use "
+                    f"results.cache_events: {told(s)} reports none; leave it false, or use "
                     "kv_cache.policy = 'paged' of 0.27, 0.22 or 0.18 with kv_cache.enable_prefix_caching = true"
                 )
             self.kv.on_cache_event = self.recorder.cache_event
@@ -292,7 +270,7 @@ class Twin:
         planned = left_bytes // sum(block_bytes)
         blocks = bisect_left(range(1, planned + 1), True, key=lambda n: not fits(n))
         longest = pool.request_blocks(self.max_model_len)
-        null_blocks = 0 if self.scenario.kv_cache.version == "v0" else 1
+        null_blocks = 0 if is_v0(self.scenario) else 1
         if blocks - null_blocks < longest:
             null = ", one of them the null block," if null_blocks else ""
             reason = (

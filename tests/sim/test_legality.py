@@ -340,7 +340,11 @@ def test_what_happens_out_of_memory_depends_on_the_policy() -> None:
             ],
         ),
         (["scheduler.preemption_mode=swap"], ["scheduler.preemption_mode concerns the scheduler 'vllm_v0' only"]),
-        (["kv_cache.swap_space_bytes=0"], ["kv_cache.swap_space_bytes does not concern the policy 'paged'"]),
+        (["kv_cache.swap_space_bytes=0"], ["kv_cache.swap_space_bytes concerns kv_cache.version = 'v0' only"]),
+        (
+            ["results.cache_events=true"],
+            ["results.cache_events finds none without kv_cache.enable_prefix_caching = true"],
+        ),
         (["scheduler.batching=sorted"], ["scheduler.batching concerns the scheduler 'static_batch' only"]),
         (
             ["engine.task_queue_enable=2"],

@@ -206,6 +206,15 @@ def test_policies_without_block_tables_keep_the_whole_context_and_say_so() -> No
     assert "22 of 26 layers of gemma-3-1b see 512 tokens only; here they keep" in run.summary["notes"][0]
 
 
+def test_the_flag_of_the_hybrid_manager_says_where_it_has_no_effect() -> None:
+    flag = "kv_cache.disable_hybrid_kv_cache_manager=true"
+    plain, windows = (Twin(scenario(*ALONE, name, flag, "workload.output_tokens=2")).run() for name in (LLAMA, GEMMA))
+    assert plain.summary["notes"] == [
+        "kv_cache.disable_hybrid_kv_cache_manager has no effect: llama-2-7b has no sliding windows"
+    ]
+    assert not any("no effect" in note for note in windows.summary["notes"])
+
+
 def test_a_window_read_from_a_config_on_disk_is_served(tmp_path: Path) -> None:
     config: dict[str, Any] = {
         "model_type": "mistral",
