@@ -26,6 +26,8 @@ class ContinuousScheduler(QueueScheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self._waiting: deque[Entry] = deque()
+        self._boundaries: FindsSharedBoundaries | None = None
+        """The policy of the present step, where chunks end at states and it knows boundaries."""
 
     @property
     def num_waiting(self) -> int:
@@ -45,6 +47,8 @@ class ContinuousScheduler(QueueScheduler):
         """Running sequences first, then the queue. O(running + admitted) calls of the policy."""
         plan = Plan(rejected=self._rejected)
         self._rejected = []
+        if self.config.state_block_size:
+            self._boundaries = kv if isinstance(kv, FindsSharedBoundaries) else None
         budget = self._schedule_running(plan, kv)
         if plan.exhausted is None and not plan.preempted:
             self._admit(plan, kv, budget)
@@ -59,7 +63,7 @@ class ContinuousScheduler(QueueScheduler):
             s = running[index].sequence
             left = s.num_tokens - s.num_computed_tokens
             new = left if left < budget else budget
-            if aligned and not (new := self._chunk(kv, running[index], s.num_computed_tokens, new)):
+            if aligned and not (new := self._chunk(running[index], s.num_computed_tokens, new)):
                 index += 1  # its turn comes when a step has room for a whole block
                 continue
             while isinstance(refused := kv.reserve(s, new, others_running=len(running) > 1), Refused):
@@ -84,7 +88,7 @@ class ContinuousScheduler(QueueScheduler):
             s = entry.sequence
             hit = kv.lookup(s)
             new = min(s.num_tokens - hit, budget)
-            if self.config.state_block_size and not (new := self._chunk(kv, entry, hit, new)):
+            if self.config.state_block_size and not (new := self._chunk(entry, hit, new)):
                 return
             answer = kv.reserve(s, new, hit=hit, admitting=True, others_running=bool(running))
             if isinstance(answer, Refused):
@@ -105,7 +109,7 @@ class ContinuousScheduler(QueueScheduler):
                 plan.decoding.append(s)
             budget -= new
 
-    def _chunk(self, kv: KVPolicy, entry: Entry, start: int, new: int) -> int:
+    def _chunk(self, entry: Entry, start: int, new: int) -> int:
         """How many of *new* tokens behind *start* a step computes where chunks end at states."""
         s = entry.sequence
         return aligned_chunk(
@@ -115,7 +119,7 @@ class ContinuousScheduler(QueueScheduler):
             prompt_tokens=entry.request.prompt_tokens,
             block_size=self.config.state_block_size,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
-            shared_boundary=kv.shared_boundary(s) if isinstance(kv, FindsSharedBoundaries) else 0,
+            shared_boundary=self._boundaries.shared_boundary(s) if self._boundaries is not None else 0,
         )
 
     def steady_steps(self, p: Plan) -> int:
