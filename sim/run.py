@@ -117,7 +117,7 @@ class Twin:
                 ascend=self.device.vendor == "ascend",
             )
         except ValueError as error:
-            raise ScenarioError(f"kv_cache: {error}") from None
+            raise ScenarioError(f"model.name: {error}") from None
 
     def _budget(self) -> MemoryBudget:
         s = self.scenario

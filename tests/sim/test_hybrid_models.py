@@ -191,7 +191,7 @@ def test_on_ascend_the_recurrence_fills_k_exactly(name: str, tokens: int) -> Non
 
 def test_a_model_whose_states_do_not_fit_ascends_blocks_is_refused_with_the_cure(tmp_path: Path) -> None:
     path = config(tmp_path, SMALL, mamba_d_state=48)
-    with pytest.raises(ScenarioError, match=r"kv_cache: vllm-ascend refuses this model.*change tensor_parallel_size"):
+    with pytest.raises(ScenarioError, match=r"model.name: vllm-ascend refuses this model.*change tensor_parallel_size"):
         Twin(scenario(f"model.name={path}", "device.name=ascend-910b4"))
 
 
