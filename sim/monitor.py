@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from hbmtwin.sim.scenario import ResultsSection
+from hbmtwin.sim.sections import ResultsSection
 
 USED = ("kv_tokens", "kv_padding", "kv_state", "kv_parked", "kv_unfilled", "growth_copy")
 """Columns of a timeline that are KV in use: what running and parked sequences hold, filled or not, and the old copies

@@ -12,235 +12,29 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
-_UNITS = {"": 1, "b": 1}
-for _power, _prefix in enumerate("kmgt", start=1):
-    _UNITS[f"{_prefix}ib"] = 1024**_power
-    _UNITS[f"{_prefix}b"] = 1000**_power
+from hbmtwin.sim.sections import (
+    CalibrationSection,
+    DeviceSection,
+    EngineSection,
+    KVCacheSection,
+    MemorySection,
+    ModelSection,
+    ResultsSection,
+    SchedulerSection,
+    Section,
+    SessionSection,
+    WorkloadSection,
+)
 
 
 class ScenarioError(ValueError):
     """A scenario that cannot be used: the key's path, what is wrong with it, and the cure."""
-
-
-def parse_bytes(value: object) -> object:
-    """Read ``"29.5GiB"`` and ``3e10`` as bytes; other values pass through. Raise ValueError for an unknown unit."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
-    if match is None or match[2].lower() not in _UNITS:
-        raise ValueError("write bytes as a number, or with a unit such as 512MiB or 29.5GiB")
-    return int(Decimal(match[1]) * _UNITS[match[2].lower()])
-
-
-def _release(value: object) -> object:
-    """A release that was written as a number, as ``--set kv_cache.version=0.27`` does."""
-    return str(value) if isinstance(value, float) else value
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-MAX_BYTES = 2**44
-"""16 TiB: beyond any device, and small enough that a slip of the unit does not run for hours."""
-
-MAX_ALIGNMENT_BYTES = 2**30
-"""The largest page that a driver maps (512 x 2 MiB): no address is aligned to more."""
-MAX_GROWTH_FACTOR = 1024
-"""From the first 64 tokens, one jump reaches half the positions of the longest models: beyond it lies a slip."""
-
-LengthSpec = Annotated[int, Field(ge=1)] | dict[str, Any]
-"""Tokens: a number, or a table such as ``{distribution = "lognormal", mean = 1155, sigma = 0.9, max = 4096}``."""
-
-
-class Section(BaseModel):
-    """One table of the scenario file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class ModelSection(Section):
-    """What is served."""
-
-    name: str = Field("llama-2-7b", description="catalog id, or a path to a Hugging Face config.json")
-
-
-class DeviceSection(Section):
-    """What it is served on."""
-
-    name: str = Field("ascend-910b4", description="catalog id")
-    memory_bytes: Bytes | None = Field(
-        None, gt=0, le=MAX_BYTES, description="total memory; default: what the device reports"
-    )
-    other_tenant_bytes: Bytes = Field(0, ge=0, le=MAX_BYTES, description="held by other processes on the device")
-
-
-class EngineSection(Section):
-    """How the model is laid over devices, and how it computes."""
-
-    tensor_parallel_size: int = Field(1, ge=1, description="ranks that share each layer; one rank is simulated")
-    gpu_memory_utilization: float = Field(0.92, gt=0, le=1, description="share of total memory that may be used")
-    max_model_len: int | None = Field(None, ge=2, description="longest prompt + output; default: the model's limit")
-    attention: Literal["flash", "standard"] = Field("flash", description="standard: the score matrix is materialised")
-    task_queue_enable: Literal[0, 1, 2] = Field(
-        1, description="Ascend, TASK_QUEUE_ENABLE: 2 takes workspace outside torch's allocator; per_layer only"
-    )
-
-
-class SchedulerSection(Section):
-    """How much runs at once."""
-
-    policy: str = Field("continuous", description="scheduler: see `hbmtwin catalog policies`")
-    max_num_seqs: int = Field(256, ge=1, description="most sequences that run at once")
-    max_num_batched_tokens: int = Field(2048, ge=1, description="most tokens that one step computes")
-    batching: Literal["padded", "sorted", "buckets", "variable"] = Field(
-        "padded", description="static_batch only: who shares a batch, and whether to pad to its longest"
-    )
-    bucket_tokens: int = Field(256, ge=1, description="static_batch, buckets: width of a bucket of prompt lengths")
-    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
-        "auto", description="vllm_v0 only: how requests give way; auto: swap where several samples of a prompt run"
-    )
-
-
-class MemorySection(Section):
-    """Who places which bytes, and what happens when they run out."""
-
-    general: str = Field("caching", description="device allocator of weights and activations")
-    kv_arena: str = Field("caching", description="device allocator of the KV cache")
-    fit: Literal["best", "first", "next", "worst"] = Field("best", description="how `pooled` chooses among free runs")
-    coalescing: Literal["immediate", "deferred"] = Field(
-        "immediate", description="`pooled`: when free neighbours merge: at once, or when a request finds no room"
-    )
-    alignment_bytes: Bytes | None = Field(
-        None,
-        ge=1,
-        le=MAX_ALIGNMENT_BYTES,
-        description="unit of sizes and addresses of region allocators; default: their own",
-    )
-    alloc_conf: str = Field("", description="settings of `caching`, as in PYTORCH_NPU_ALLOC_CONF")
-    activations: Literal["none", "peak", "per_layer"] = Field(
-        "none", description="none: their estimated peak is set aside for the whole run"
-    )
-    activation_bytes: Bytes | None = Field(None, ge=0, le=MAX_BYTES, description="activation peak; default: estimated")
-    oom: Literal["stop", "reject", "preempt"] | None = Field(
-        None, description="when memory is out: stop, reject or preempt; default: preempt for paged, else stop"
-    )
-    admission: Literal["none", "reserve"] = Field(
-        "none",
-        description="reserve admits while all fit at full length (contiguous: in bytes if not in one piece; paged: as "
-        "TensorRT-LLM's GUARANTEED_NO_EVICT)",
-    )
-
-
-class KVCacheSection(Section):
-    """How sequences get room for their tokens."""
-
-    preset: str | None = Field(None, description="caching, pooled, doubling or paged; none given: paged")
-    policy: str = Field("paged", description="KV policy: see `hbmtwin catalog policies`")
-    version: Annotated[Literal["0.27", "0.22", "0.18", "v0"], BeforeValidator(_release)] = Field(
-        "0.27", description="paged only: the release of vLLM whose rules it follows"
-    )
-    growth: str = Field("exact", description="contiguous only: static, exact, doubling, step or hybrid")
-    tensors: Literal["per_layer", "merged"] = Field("per_layer", description="contiguous only: buffers per sequence")
-    copy_scope: Literal["tensor", "step"] = Field("tensor", description="contiguous only: how long old copies live")
-    initial_tokens: int = Field(64, ge=1, description="doubling: first capacity")
-    growth_factor: int = Field(2, ge=2, le=MAX_GROWTH_FACTOR, description="doubling: factor")
-    step_tokens: int = Field(256, ge=1, description="step: tokens that a buffer grows by")
-    decode_growth: str = Field("doubling", description="hybrid: the rule for decode; prefill is exact")
-    page_bytes: Bytes = Field(
-        2 << 20, ge=1 << 16, le=MAX_BYTES, description="virtual only: bytes of a physical page; drivers give 2MiB"
-    )
-    block_size: int | None = Field(None, ge=1, description="paged, radix: tokens a block; default: 128 Ascend, 16 CUDA")
-    enable_prefix_caching: bool = Field(
-        False,
-        description="paged, radix: full blocks stay for later requests with the same prefix (vLLM's own default: on)",
-    )
-    watermark: float | None = Field(
-        None, ge=0, lt=1, description="paged only: share of blocks kept free at admission; default: 0, of v0 0.01"
-    )
-    swap_space_bytes: Bytes = Field(
-        4 << 30, ge=0, le=MAX_BYTES, description="paged of v0 only: host memory for requests that are swapped out"
-    )
-    disable_hybrid_kv_cache_manager: bool = Field(
-        False, description="paged only: layers with a sliding window keep the whole context, as vLLM's flag"
-    )
-    mamba_cache_mode: Literal["none", "align", "all"] | None = Field(
-        None, description="paged only: states that later requests find; default: all with a prefix cache, else none"
-    )
-    retention: str = Field(
-        "full",
-        description="contiguous: full, truncate(n), forget(over, drop), sliding_window(w), sink_recent(sinks, n); "
-        "paged: these but forget, in whole blocks (research: no engine does so to a model trained on all)",
-    )
-    dtype: str = Field(
-        "auto", description="vLLM's kv_cache_dtype: auto, float16, bfloat16, fp8, int8_per_token_head ..."
-    )
-    v_dtype: str | None = Field(None, description="dtype of V where it differs from K's; default: as dtype")
-    options: dict[str, Any] = Field(default_factory=dict, description="settings of a policy from another package")
-
-
-class WorkloadSection(Section):
-    """Who asks for how much, and when."""
-
-    trace: str | None = Field(
-        None, min_length=1, description="request file to replay (Azure 2023 CSV or our own), gzip or plain"
-    )
-    users: int | None = Field(None, ge=1, le=10**6, description="closed loop: users that wait for their answer")
-    request_rate: float | None = Field(None, gt=0, description="open loop: Poisson arrivals per second; inf: at once")
-    burstiness: float = Field(1.0, ge=0.01, le=1e6, description="1: Poisson")
-    num_prompts: int | None = Field(None, ge=1, le=10**9, description="requests in all; of a trace: its first ones")
-    time_scale: float = Field(1.0, gt=0, le=1e9, description="factor on the times of a trace")
-    samples: int = Field(1, ge=1, le=1024, description="answers to each prompt (n), each a request; turns must be 1")
-    prompt_tokens: LengthSpec | None = Field(None, description="new prompt tokens of a turn")
-    output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
-    system_prompt_tokens: int | None = Field(None, ge=0, le=2**40, description="prefix that every prompt shares")
-
-
-class SessionSection(Section):
-    """Conversations of several turns."""
-
-    between_turns: Literal["keep", "drop", "prefix_cache"] = Field(
-        "drop", description="what happens to a session's KV until its next turn"
-    )
-    turns: LengthSpec | None = Field(None, description="turns of a session")
-    think_time_s: Annotated[float, Field(ge=0)] | dict[str, Any] | None = Field(
-        None, description="time from an answer to the next turn: seconds, or a table like those of tokens"
-    )
-
-
-class ResultsSection(Section):
-    """What is stored."""
-
-    interval_s: float = Field(1.0, gt=0, le=1e9, description="simulated seconds between timeline rows, at most")
-    steps: bool = Field(False, description="store every step")
-    memory_trace: bool = Field(False, description="store every operation on the allocators")
-    cache_events: bool = Field(
-        False, description="store every key that the prefix cache stored, removed or cleared, as vLLM's KV events"
-    )
-    alert_kv_used_bytes: Bytes | None = Field(
-        None, ge=1, le=MAX_BYTES, description="report when KV takes more bytes than this; none: never"
-    )
-    alert_kv_usage: float | None = Field(
-        None, gt=0, le=1, description="report when KV takes more than this share of its budget; none: never"
-    )
-    alert_hit_rate: float | None = Field(
-        None, gt=0, le=1, description="report when the KV hit rate falls below this; none: never"
-    )
-    checkpoint_s: float = Field(
-        0.0, ge=0, le=1e9, description="simulated seconds between address maps; 0: about 16 in all"
-    )
-
-
-class CalibrationSection(Section):
-    """Where the cost model's coefficients come from."""
-
-    profile: str | None = Field(None, description="calibration profile; none: default coefficients, uncalibrated")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

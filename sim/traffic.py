@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hbmtwin.sim.scenario import LengthSpec, Scenario, ScenarioError
+from hbmtwin.sim.scenario import Scenario, ScenarioError
+from hbmtwin.sim.sections import LengthSpec
 from hbmtwin.workloads.arrivals import Arrivals
 from hbmtwin.workloads.builtin import (
     BURSTS,

@@ -19,7 +19,8 @@ from hbmtwin.sim.legality import effective_oom
 from hbmtwin.sim.memory_budget import SAFE_UTILIZATION
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import DoesNotFit, Twin, run
-from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError, Section
+from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
+from hbmtwin.sim.sections import Section
 
 SHORTAGES = ("kv_capacity", "out_of_memory")
 """Reasons of a rejection for want of memory."""

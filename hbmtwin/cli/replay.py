@@ -23,7 +23,7 @@ from hbmtwin.api import (
     write_per_op,
 )
 from hbmtwin.dashboard.verdict import bytes_text
-from hbmtwin.sim.scenario import MAX_BYTES
+from hbmtwin.sim.sections import MAX_BYTES
 
 
 def replay_trace(

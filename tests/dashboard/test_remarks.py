@@ -6,7 +6,7 @@ from typing import Any
 
 from hbmtwin.dashboard.remarks import METRICS, alert_lines, alert_text, remarks
 from hbmtwin.sim.monitor import limits_of
-from hbmtwin.sim.scenario import ResultsSection
+from hbmtwin.sim.sections import ResultsSection
 
 
 def alert(**changes: Any) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hbmtwin.sim.run import Twin
-from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError, Section, known_keys, parse_bytes, preset_keys
+from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError, known_keys, preset_keys
+from hbmtwin.sim.sections import Section, parse_bytes
 
 
 @pytest.fixture
