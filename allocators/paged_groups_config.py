@@ -10,7 +10,7 @@ from hbmtwin.allocators.kv_groups import Grouping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedGroupsConfig:
-    """Settings of :class:`PagedGroupsPolicy`. ``num_blocks`` counts the null block."""
+    """Settings of ``PagedGroupsPolicy``. ``num_blocks`` counts the null block."""
 
     num_blocks: int
     max_model_len: int

@@ -179,7 +179,7 @@ class Engine:
             if plan.exhausted is not None:
                 if before is not None:
                     self.recorder.row(start, *before, self.kv)
-                self._exhausted(plan, start)
+                self._exhausted(plan)
                 continue
             if not plan.scheduled:
                 stuck = not (plan.preempted or plan.rejected)  # a rejection may have brought the next turn in
@@ -346,7 +346,7 @@ class Engine:
         self.forward.abort()
         self._give_way(plan, owner, Fail(self.config.oom))
 
-    def _exhausted(self, plan: Plan, now: int) -> None:
+    def _exhausted(self, plan: Plan) -> None:
         assert plan.exhausted is not None
         s, refused = plan.exhausted
         if self.config.oom == "stop":
