@@ -53,7 +53,7 @@ def address_map(result: Result, time_ns: int) -> go.Figure:
         at[at["level"] == level].sort_values("address") for level in ("segment", "block", "kv_block")
     )
     in_place = bool(kv["address"].isin(blocks.loc[blocks["tag"] == "kv", "address"]).all())
-    grid = pd.DataFrame(kv.iloc[:0]) if in_place else kv
+    grid = _blocks(kv.iloc[:0] if in_place else kv, result.summary["kv_block_bytes"])
     pieces = _pieces(segments, blocks, kv if in_place else kv.iloc[:0])
     static_bytes = int(result.timeline["static"].iloc[0])  # placed first, so at the bottom, and nobody's block
     if pieces and 0 < static_bytes <= pieces[0][0]:
@@ -203,6 +203,14 @@ def _mark_largest_hole(figure: go.Figure, pieces: Pieces, row_bytes: int) -> Non
         row=1,
         col=1,
     )
+
+
+def _blocks(pieces: pd.DataFrame, block_bytes: int | None) -> pd.DataFrame:
+    """A row for each block: of a pool, neighbours that are alike come in one piece. None: a piece is a block."""
+    if block_bytes is None:
+        return pieces
+    repeated = pieces.loc[pieces.index.repeat(pieces["size"] // block_bytes)]
+    return repeated.assign(requested=repeated["requested"] * block_bytes // repeated["size"], size=block_bytes)
 
 
 def _draw_grid(figure: go.Figure, grid: pd.DataFrame, *, has_states: bool) -> None:

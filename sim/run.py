@@ -208,7 +208,8 @@ class Twin:
             "max_num_batched_tokens": s.scheduler.max_num_batched_tokens,
             **s.kv_cache.options,
         }
-        if "num_blocks" in settings_of_policy:
+        self.block_bytes = pool.block_bytes if "num_blocks" in settings_of_policy else None
+        if self.block_bytes is not None:
             given.setdefault("num_blocks", self._pool_blocks(s.memory.kv_arena, settings, room, pool))
         try:
             self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
@@ -354,6 +355,7 @@ class Twin:
                 "oom": None if engine.oom is None else engine.oom.to_dict(),
                 "capacity_bytes": self.driver.capacity_bytes,
                 "kv_budget_bytes": self.kv_budget_bytes,
+                "kv_block_bytes": self.block_bytes,
                 "peak_reserved_bytes": sum(x["reserved_bytes.all.peak"] for x in stats),
                 "peak_requested_bytes": sum(x["requested_bytes.all.peak"] for x in stats),
                 "num_alloc_retries": sum(x.get("num_alloc_retries", 0) for x in stats),

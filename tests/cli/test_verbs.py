@@ -154,8 +154,11 @@ def test_the_catalog_of_policies_has_a_line_for_every_name_that_a_scenario_takes
         assert re.match(r"[A-Za-z0-9].*", entry["summary"])
         assert not re.search(r"``|claim|\n|:class:", entry["summary"]), entry
     assert list(names) == [
-        *("preset", "KV policy", "growth rule", "retention", "KV dtype", "device allocator", "scheduler", "batching"),
+        *("preset", "KV policy", "paged by other rules", "growth rule", "retention", "KV dtype", "device allocator"),
+        *("scheduler", "batching"),
     ]
+    assert {"paged", "radix"} <= set(names["KV policy"])
+    assert names["paged by other rules"] == ["paged_v0", "paged_groups"]
     assert names["preset"] == list(PRESETS)
     assert names["batching"] == list(get_args(type(Scenario().scheduler).model_fields["batching"].annotation))
     assert {"static", "exact", "doubling", "step", "hybrid"} <= set(names["growth rule"])

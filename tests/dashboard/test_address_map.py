@@ -55,10 +55,21 @@ def test_a_block_pool_is_drawn_as_one_cell_a_block() -> None:
     result = result_of("paged")
     moment = moments(result)[len(moments(result)) // 2]
     at = result.checkpoints.query("time_ns == @moment and level == 'kv_block'")
-    grid = next(trace for trace in address_map(result, moment).data if trace.type == "heatmap")
+    block_bytes = result.summary["kv_block_bytes"]
+    assert block_bytes == 128 * 524_288
+    figure = address_map(result, moment)
+    grid = next(trace for trace in figure.data if trace.type == "heatmap")
     cells = np.asarray(grid.z, dtype=float)
-    assert np.count_nonzero(~np.isnan(cells)) == len(at)
-    assert np.count_nonzero(cells > 0) == int((at["state"] != "free").sum())
+    num_blocks = int(at["size"].sum()) // block_bytes
+    assert num_blocks > len(at), "alike neighbours are one row of the checkpoint"
+    assert np.count_nonzero(~np.isnan(cells)) == num_blocks
+    held = at[at["state"] != "free"]
+    assert np.count_nonzero(cells > 0) == int(held["size"].sum()) // block_bytes
+    partly = held[held["requested"] < held["size"]]
+    assert np.count_nonzero(cells == 2) == len(partly) > 0
+    assert f"{num_blocks:,} blocks" in [title.text for title in figure.layout.annotations][1]
+    row = held.iloc[0]
+    assert cells.ravel()[int(row["address"]) // block_bytes] > 0, "a cell's place is its block id"
 
 
 def test_the_largest_hole_is_named() -> None:
