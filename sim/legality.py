@@ -7,7 +7,6 @@ nothing is ignored in silence.
 from __future__ import annotations
 
 import difflib
-from dataclasses import fields
 from typing import Any, Literal
 
 from hbmtwin.allocators.growth import growth_rule
@@ -17,6 +16,13 @@ from hbmtwin.sim.idle_settings import config_fields, idle_reason
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE, is_v0, kv_policy, named_by_users, told
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
 from hbmtwin.sim.scheduler import schedulers
+
+KEYS_ELSEWHERE = {
+    "admission": "memory.admission",
+    "max_model_len": "engine.max_model_len",
+    "max_num_batched_tokens": "scheduler.max_num_batched_tokens",
+}
+"""Settings of KV policies that are no keys of ``[kv_cache]``: the whole server must have the same."""
 
 
 def effective_oom(scenario: Scenario) -> Literal["stop", "reject", "preempt"]:
@@ -117,12 +123,11 @@ def _value(scenario: Scenario, key: str) -> Any:
 
 
 def _check_options(scenario: Scenario) -> None:
-    policy: Any = kv_policy(scenario)
-    keys = type(scenario.kv_cache).model_fields.keys()
-    further = {f.name for f in fields(policy.Config)} - keys
+    own = {name: f"kv_cache.{name}" for name in type(scenario.kv_cache).model_fields} | KEYS_ELSEWHERE
+    further = config_fields(kv_policy(scenario)) - own.keys()
     for name in sorted(scenario.kv_cache.options.keys() - further):
-        if name in keys:
-            raise ScenarioError(f"kv_cache.options: {name!r} has a key of its own; write it as kv_cache.{name}")
+        if name in own:
+            raise ScenarioError(f"kv_cache.options: {name!r} has a key of its own; write it as {own[name]}")
         near = difflib.get_close_matches(name, further, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ScenarioError(

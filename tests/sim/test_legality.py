@@ -149,6 +149,10 @@ ILLEGAL: list[tuple[list[str], str]] = [
         "kv_cache.options: 'num_block' is no further setting of the policy 'paged'; did you mean 'num_blocks'?",
     ),
     (
+        ["kv_cache.options={max_model_len=12}"],
+        "kv_cache.options: 'max_model_len' has a key of its own; write it as engine.max_model_len",
+    ),
+    (
         ["kv_cache.options={block_size=9}"],
         "kv_cache.options: 'block_size' has a key of its own; write it as kv_cache.block_size",
     ),
