@@ -322,11 +322,11 @@ class CountsPrefixes(Protocol):
 
 
 @runtime_checkable
-class GivesBackWhileDecoding(Protocol):
-    """A KV policy whose sequences give memory back while they decode, so that somebody who waits may be admitted."""
+class SeenByWaiting(Protocol):
+    """A KV policy in which decode steps may matter to whoever waits: blocks are given back, or its look-ups counted."""
 
-    def steps_before_release(self, decoding: Sequence[KVSequence], limit: int) -> int:
-        """How many *further* decode steps, at most *limit*, give nothing back."""
+    def steps_unseen(self, decoding: Sequence[KVSequence], limit: int) -> int:
+        """How many *further* decode steps, at most *limit*, give nothing back and count no look-up of who waits."""
         ...
 
 

@@ -66,6 +66,8 @@ class OomFacts:
     transient_bytes: int = 0
     """Activations and workspace of this step."""
     pending_bytes: int = 0
+    fixed_pool: bool = False
+    """A pool of blocks was asked, which has all of its memory from the start: what is free elsewhere is no help to it."""
 
     @property
     def free_bytes(self) -> int:
@@ -79,21 +81,22 @@ def classify(facts: OomFacts) -> Cause:
     1. The owner alone would not fit in the empty device: ``never_fits``.
     2. A free run is large enough and a rule bars it: ``allocator_rule``.
     3. Then terms are added to what is free, in order, until the request would fit; the term that makes it fit is
-       the cause. When none does it is a plain ``shortage``.
+       the cause. When none does it is a plain ``shortage``. Of a fixed pool only what its own sequences hold counts.
     """
     f = facts
     if f.need_bytes + f.owner_bytes > f.limit_bytes - f.weights_bytes - f.static_bytes:
         return Cause.NEVER_FITS
     if f.largest_free_bytes >= f.need_bytes:
         return Cause.ALLOCATOR_RULE
+    elsewhere = 0 if f.fixed_pool else 1
     free = 0
     for cause, term in (
         (Cause.EXTERNAL_FRAGMENTATION, f.driver_free_bytes + f.cached_free_bytes),
         (Cause.GROWTH_COPY, f.growth_copy_bytes),
-        (Cause.RESERVATION, f.unfilled_bytes + f.rounding_bytes + f.other_arenas_free_bytes),
+        (Cause.RESERVATION, f.unfilled_bytes + elsewhere * (f.rounding_bytes + f.other_arenas_free_bytes)),
         (Cause.PARKED_HISTORY, f.parked_bytes),
-        (Cause.OTHER_TENANT, f.tenants_bytes),
-        (Cause.RUNTIME_PEAK, f.transient_bytes + f.pending_bytes),
+        (Cause.OTHER_TENANT, elsewhere * f.tenants_bytes),
+        (Cause.RUNTIME_PEAK, elsewhere * (f.transient_bytes + f.pending_bytes)),
     ):
         free += term
         if free >= f.need_bytes:

@@ -230,6 +230,10 @@ class PagedPolicy(PoolPolicy):
             return limit
         return self._batch_of(decoding).horizon(free, limit)
 
+    def steps_unseen(self, decoding: Sequence[KVSequence], limit: int) -> int:
+        """*limit*; 0 in releases whose statistics count each look-up of a request that waits. O(1)."""
+        return 0 if self._cache is not None and self._prefixes.at_look_up else limit
+
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
         """Take *k* steps at once: blocks go out, and get their keys, by (step, running order), as in single steps.
 

@@ -43,7 +43,7 @@ class PagedConfig:
     """Full blocks keep their key when they are freed, and are found again by a sequence with the same prefix."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_blocks", 2), ("max_model_len", 1), ("block_size", 1)):
+        for name, least in (("num_blocks", 1), ("max_model_len", 1), ("block_size", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         for name, known in (("version", get_args(Version)), ("admission", ("none", "reserve"))):

@@ -231,7 +231,7 @@ class PagedGroupsPolicy(PoolPolicy):
         )
         return run_steps([(h.tokens, h.quiet) for h in decoding], limit, longest, trial.step)
 
-    def steps_before_release(self, decoding: Sequence[KVSequence], limit: int) -> int:
+    def steps_unseen(self, decoding: Sequence[KVSequence], limit: int) -> int:
         """The most further steps, at most *limit*, none of which gives a block back. O(sequences * groups)."""
         managers = self.pool.managers
         for s in decoding:

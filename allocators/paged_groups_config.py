@@ -25,7 +25,7 @@ class PagedGroupsConfig:
     """The most tokens of a step: what a group with windows may hold beside its window."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_blocks", 2), ("max_model_len", 1), ("max_num_batched_tokens", 1)):
+        for name, least in (("num_blocks", 1), ("max_model_len", 1), ("max_num_batched_tokens", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not 0.0 <= self.watermark < 1.0:

@@ -49,7 +49,7 @@ class RadixConfig:
     """Which leaf of the tree goes first: SGLang's ``--radix-eviction-policy``."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_blocks", 2), ("max_model_len", 1), ("block_size", 1)):
+        for name, least in (("num_blocks", 1), ("max_model_len", 1), ("block_size", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if self.eviction_policy not in EVICTION_POLICIES:

@@ -115,10 +115,10 @@ def oom_in_words(oom: Summary) -> str:
     if oom["cause"] == "allocator_rule":
         because += f": {RULES.get(oom['rule'], oom['rule'])}."
     need, free, largest = (bytes_text(oom[f"{key}_bytes"]) for key in ("need", "free", "largest_free"))
-    return (
-        f"Out of memory at {oom['time_s']:.3f} s, cause {cause_text(oom)}: {who} asks for {need}{what} in one piece. "
-        f"{free} are free in all, the largest piece is {largest}. {because}"
-    )
+    whole = oom["free_bytes"] == oom["largest_free_bytes"]  # blocks of a pool, or a single hole
+    asked = f"asks for {need}{what}" + ("" if whole else " in one piece")
+    found = f"{free} are free" + ("" if whole else f" in all, the largest piece is {largest}")
+    return f"Out of memory at {oom['time_s']:.3f} s, cause {cause_text(oom)}: {who} {asked}. {found}. {because}"
 
 
 def server_log(oom: Summary) -> str:

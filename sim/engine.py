@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import simpy
 from simpy.events import EventPriority
 
-from hbmtwin.allocators.contract import DeviceAllocator, GivesBackWhileDecoding, KVPolicy
+from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, SeenByWaiting
 from hbmtwin.allocators.oom import OomFacts, OomRecord, OutOfMemory
 from hbmtwin.allocators.records import KVSequence, Release, Work
 from hbmtwin.kernels.records import BatchShape, CostModel
@@ -65,8 +65,12 @@ class EngineConfig:
     between_turns: Literal["keep", "drop", "prefix_cache"] = "drop"
     drops_tokens: bool = False
     """Whether the KV policy's retention drops tokens, which attention then does not read."""
+    counts_dropped: bool = False
+    """Whether a retention was asked for: what a model's own windows leave behind is not lost to it."""
     window: int = 0
     """Tokens of the sliding window of those layers that have one; 0: none has."""
+    fixed_pool: bool = False
+    """Whether the KV policy has all of its memory from the start, in blocks."""
     keeps_parked: bool = False
     """Whether the KV policy can park a session's buffers (``keep`` means nothing elsewhere)."""
     step_mode: bool = False
@@ -92,7 +96,7 @@ class Engine:
         self.source = source
         self.scheduler = scheduler
         self.kv = kv
-        self._gives_back = kv if isinstance(kv, GivesBackWhileDecoding) else None
+        self._seen_by_waiting = kv if isinstance(kv, SeenByWaiting) else None
         self.arena = arena
         self.forward = forward
         self.cost = cost
@@ -211,8 +215,8 @@ class Engine:
         steady = 0 if alone else self.scheduler.steady_steps(plan)
         if steady and self.config.window:
             steady = min(steady, steps_within_window(plan, self.config.window) - 1)
-        if steady and self._gives_back is not None and self.scheduler.num_waiting:
-            steady = self._gives_back.steps_before_release(plan.decoding, steady)  # who waits may be admitted then
+        if steady and self._seen_by_waiting is not None and self.scheduler.num_waiting:
+            steady = self._seen_by_waiting.steps_unseen(plan.decoding, steady)  # who waits may be admitted then
         k = 1 + (self.kv.horizon(plan.decoding, steady) if steady else 0)
         leap = Leap(self.cost, batch, start + self._work_ns(work), k, changed)
         return leap.cut_at(self.env.peek())
@@ -316,7 +320,7 @@ class Engine:
     def _finish(self, f: Finished, now: int) -> None:
         self.completed += 1
         computed = f.sequence.num_computed_tokens
-        dropped = computed - self.kv.kept(computed)
+        dropped = computed - self.kv.kept(computed) if self.config.counts_dropped else 0
         following = self._end(f.request, now, f.output_tokens, Status.COMPLETED, "", dropped)
         continues = following.session == f.request.session if following else f.request.has_next
         park = continues and self.config.between_turns == "keep" and self.config.keeps_parked
@@ -350,7 +354,14 @@ class Engine:
         assert plan.exhausted is not None
         s, refused = plan.exhausted
         if self.config.oom == "stop":
-            facts = refused_facts(s, refused, self.arena, self.books, limit_bytes=self.config.arena_limit_bytes)
+            facts = refused_facts(
+                s,
+                refused,
+                self.arena,
+                self.books,
+                limit_bytes=self.config.arena_limit_bytes,
+                fixed_pool=self.config.fixed_pool,
+            )
             self.kv.abort_step()  # what was reserved before the refusal is not computed any more
             self._die(facts)
             return

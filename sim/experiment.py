@@ -32,19 +32,25 @@ def compare(
     seed: int | None = None,
     jobs: int = -1,
     finished: Callable[[str], None] | None = None,
+    left_out: Callable[[str, str], None] | None = None,
 ) -> dict[str, Result]:
     """Run the same scenario under each preset, then under each variant; return the results in that order.
 
     A variant is a name and ``a.b=c`` settings on top of the scenario as :func:`hbmtwin.sim.run.run` would take it.
     *jobs* processes run at once (-1: one a core); *finished* is told each name as its run comes in. Raise what
     :class:`hbmtwin.sim.run.Twin` raises, with a note that names the variant, or the preset that is illegal here; every
-    server is built, and so checked, before the first run starts.
+    server is built, and so checked, before the first run starts. With *left_out*, presets that are illegal here do not
+    run, unless none is legal: it is told their names and the reasons.
     """
     scenarios = {name: Scenario.load(path, overrides=overrides, preset=name, seed=seed) for name in policies}
-    for name, scenario in scenarios.items():
+    for name, scenario in tuple(scenarios.items()):
         try:
             Twin(scenario)
         except ScenarioError as error:
+            if left_out is not None and (len(scenarios) > 1 or variants):
+                left_out(name, str(error))
+                del scenarios[name]
+                continue
             error.add_note(f"preset {name!r}")
             raise
     for name, settings in (variants or {}).items():

@@ -7,7 +7,9 @@ nothing is ignored in silence.
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from hbmtwin.allocators.growth import growth_rule
 from hbmtwin.allocators.registry import Registry, device_allocators, kv_policies
@@ -104,12 +106,6 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
             f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens} is less than max_num_seqs = "
             f"{scheduler.max_num_seqs}: vLLM refuses to start so; here a step serves the first of the running sequences"
         )
-    longest = scenario.engine.max_model_len
-    if scheduler.policy == "vllm_v0" and (longest is None or longest > scheduler.max_num_batched_tokens):
-        found.append(
-            f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens} rejects longer prompts, and longer "
-            "requests once they are preempted: v0 refuses to start with less than max_model_len"
-        )
     if memory.activations == "per_layer" and memory.activation_bytes is not None:
         found.append(
             "memory.activation_bytes is left free, not held: with per_layer the forward pass takes what it needs"
@@ -133,6 +129,14 @@ def _check_options(scenario: Scenario) -> None:
         raise ScenarioError(
             f"kv_cache.options: {name!r} is no further setting of the policy {scenario.kv_cache.policy!r}{hint}"
         )
+    policy: Any = kv_policy(scenario)
+    kinds = get_type_hints(policy.Config)
+    for name, value in scenario.kv_cache.options.items():
+        try:
+            TypeAdapter(kinds[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            said = error.errors()[0]["msg"]
+            raise ScenarioError(f"kv_cache.options: {name}: {said[0].lower()}{said[1:]}, not {value!r}") from None
 
 
 def _check_rules(scenario: Scenario) -> None:

@@ -12,11 +12,11 @@ from hbmtwin.sim.forward import Forward
 
 
 def refused_facts(
-    s: KVSequence, refused: Refused, arena: DeviceAllocator, books: Books, *, limit_bytes: int
+    s: KVSequence, refused: Refused, arena: DeviceAllocator, books: Books, *, limit_bytes: int, fixed_pool: bool
 ) -> OomFacts:
     """The facts of a sequence that its KV policy refused, as an allocator would state them. O(KV blocks).
 
-    *limit_bytes* is what the arena may have.
+    *limit_bytes* is what the arena may have; a policy with a *fixed_pool* has all of its memory from the start.
     """
     usage, kv = arena.usage(), books.kv.usage()
     return OomFacts(
@@ -38,6 +38,7 @@ def refused_facts(
         growth_copy_bytes=kv.growth_copy,
         unfilled_bytes=kv.unfilled,
         parked_bytes=kv.parked,
+        fixed_pool=fixed_pool,
     )
 
 

@@ -73,10 +73,26 @@ def layout_of(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLa
     return layout
 
 
+def batch_notes(scenario: Scenario, max_model_len: int) -> tuple[str, ...]:
+    """What v0 would say of a token budget below the longest request."""
+    scheduler = scenario.scheduler
+    if scheduler.policy != "vllm_v0" or max_model_len <= scheduler.max_num_batched_tokens:
+        return ()
+    return (
+        f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens} rejects longer prompts, and longer "
+        f"requests once they are preempted: v0 refuses to start with less than max_model_len, {max_model_len}",
+    )
+
+
 def device_notes(scenario: Scenario, device: DeviceSpec) -> tuple[str, ...]:
     """Remarks that depend on whose device it is."""
     kv, engine = scenario.kv_cache, scenario.engine
     notes = kernel_notes(device.vendor, kv.dtype, kv.v_dtype, paged=kv.policy in IN_BLOCKS)
+    if kv.policy == "paged" and device.vendor == "ascend" and kv.block_size not in (None, device.default_block_size):
+        notes += (
+            f"kv_cache.block_size = {kv.block_size}: vllm-ascend makes it {device.default_block_size} where prefix "
+            "caching or chunked prefill is on, as both are by default; here it stays",
+        )
     if engine.task_queue_enable == 2 and scenario.memory.activations == "per_layer" and device.vendor != "ascend":
         notes += (f"engine.task_queue_enable is Ascend's, and has no effect on {scenario.device.name}",)
     return notes

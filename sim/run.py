@@ -32,7 +32,7 @@ from hbmtwin.sim.model_states import check_states, mamba_mode, state_block_size,
 from hbmtwin.sim.model_windows import as_read, check_windows, window_notes, with_windows
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
-from hbmtwin.sim.resolve import device_notes, device_of, layout_of, longest_request_of, max_model_len_of
+from hbmtwin.sim.resolve import batch_notes, device_notes, device_of, layout_of, longest_request_of, max_model_len_of
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
@@ -210,10 +210,17 @@ class Twin:
         }
         self.block_bytes = pool.block_bytes if "num_blocks" in settings_of_policy else None
         if self.block_bytes is not None:
-            given.setdefault("num_blocks", self._pool_blocks(s.memory.kv_arena, settings, room, pool))
+            given["num_blocks"] = self._pool_blocks(
+                s.memory.kv_arena, settings, room, pool, wanted=s.kv_cache.options.get("num_blocks")
+            )
         try:
             self.kv: KVPolicy = policy(self.layout, self.arena, _config(policy.Config, given))
-        except (TypeError, ValueError, OutOfMemory) as error:  # what is left to go wrong are options
+        except OutOfMemory:
+            room_for = self._pool_blocks(s.memory.kv_arena, settings, room, pool, wanted=None)
+            raise ScenarioError(
+                f"kv_cache.options: num_blocks: {self._too_many(given['num_blocks'], room_for)}"
+            ) from None
+        except (TypeError, ValueError) as error:  # what is left to go wrong are options
             raise ScenarioError(f"kv_cache.options: {error}") from None
         if s.results.cache_events:
             if not isinstance(self.kv, ReportsCacheEvents):
@@ -250,12 +257,15 @@ class Twin:
             raise DoesNotFit(replace(budget, fits=False, reason=reason)) from None
         return forward
 
-    def _pool_blocks(self, arena: str, settings: dict[str, Any], left_bytes: int, pool: BlockPool) -> int:
-        """The most blocks whose tensors fit in *left_bytes*, found by placing them in an empty allocator of that kind.
+    def _pool_blocks(
+        self, arena: str, settings: dict[str, Any], left_bytes: int, pool: BlockPool, *, wanted: int | None
+    ) -> int:
+        """The most blocks, or as many as are *wanted*, whose tensors fit in *left_bytes*: they are placed in an empty
+        allocator of that kind.
 
         vLLM divides the bytes by the block's and lets the allocator round on top, outside its plan; here the rounding
         lies under the cap, so the pool may be a few blocks smaller than vLLM's log says. Raise DoesNotFit if one
-        longest request has no room beside the null block.
+        longest request has no room beside the null block, ScenarioError if more are wanted than the device holds.
         """
         block_bytes = pool.block_tensors
 
@@ -270,17 +280,27 @@ class Twin:
 
         planned = left_bytes // sum(block_bytes)
         blocks = bisect_left(range(1, planned + 1), True, key=lambda n: not fits(n))
+        if wanted is not None:
+            if wanted * sum(block_bytes) > self.driver.capacity_bytes:
+                raise ScenarioError(f"kv_cache.options: num_blocks: {self._too_many(wanted, blocks)}")
+            blocks = wanted  # more than planned is allowed, as with vLLM's num_gpu_blocks_override
         longest = pool.request_blocks(self.max_model_len)
         null_blocks = 0 if is_v0(self.scenario) else 1
         if blocks - null_blocks < longest:
             null = ", one of them the null block," if null_blocks else ""
             reason = (
                 f"one request of max_model_len {self.max_model_len} needs {longest} blocks; the pool has {blocks}"
-                f"{null} once its tensors are rounded: raise gpu_memory_utilization, or shorten max_model_len or "
-                "block_size"
+                f"{null} once its tensors are rounded: "
+                + ("raise num_blocks" if wanted is not None else "raise gpu_memory_utilization")
+                + ", or shorten max_model_len or block_size"
             )
             raise DoesNotFit(replace(self.budget, fits=False, reason=reason))
         return blocks
+
+    def _too_many(self, wanted: int, blocks: int) -> str:
+        return (
+            f"{wanted} blocks do not fit, {blocks} do by the plan: leave it out, or raise engine.gpu_memory_utilization"
+        )
 
     def _allocator(self, name: str, settings: dict[str, Any], driver: HbmDriver | None = None) -> DeviceAllocator:
         make: Any = device_allocators.get(name)
@@ -309,6 +329,8 @@ class Twin:
                 arena_limit_bytes=self.arena_limit_bytes,
                 between_turns=s.session.between_turns,
                 drops_tokens=s.kv_cache.retention != "full" and not self.window,
+                fixed_pool=self.block_bytes is not None,
+                counts_dropped=s.kv_cache.retention != "full",
                 window=self.window,
                 keeps_parked="park" in self.kv.offers,
                 step_mode=step_mode or not self._may_leap(),
@@ -370,6 +392,7 @@ class Twin:
                 "notes": [
                     *legality.notes(self.scenario),
                     *device_notes(self.scenario, self.device),
+                    *batch_notes(self.scenario, self.max_model_len),
                     *window_notes(self.scenario, self.model, self.kept_model),
                     *state_notes(self.scenario, self.model, self.pool, self.block_size),
                 ],

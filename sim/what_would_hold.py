@@ -22,7 +22,7 @@ from hbmtwin.sim.run import DoesNotFit, Twin, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.sections import Section
 
-SHORTAGES = ("kv_capacity", "out_of_memory")
+SHORTAGES = ("kv_capacity", "out_of_memory", "swap_space")
 """Reasons of a rejection for want of memory."""
 QUIET = {
     "results.steps": False,

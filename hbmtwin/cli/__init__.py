@@ -231,7 +231,7 @@ def run(
     ] = False,
 ) -> int:
     """Simulate one scenario."""
-    from hbmtwin.api import Scenario, notes
+    from hbmtwin.api import Scenario
     from hbmtwin.api import run as simulate
     from hbmtwin.cli.progress import progress_of_run
     from hbmtwin.cli.tables import print_cures, print_run
@@ -239,11 +239,11 @@ def run(
 
     _check_target(out)
     loaded = Scenario.load(scenario, overrides=overrides or (), seed=seed)
-    for note in notes(loaded):
-        print(f"note: {note}", file=sys.stderr)
     begin = time.monotonic()
     with progress_of_run() as progress:
         result = simulate(loaded, progress=progress)
+    for note in result.summary["notes"]:
+        print(f"note: {note}", file=sys.stderr)
     if cures:
         result = _with_cures(result)
     wall_s = time.monotonic() - begin
@@ -265,8 +265,12 @@ def run(
 def compare(
     scenario: ScenarioFile = None,
     policies: Annotated[
-        str, typer.Option(help="Presets to compare, separated by commas; none: only the variants.")
-    ] = "caching,pooled,doubling,paged",
+        str | None,
+        typer.Option(
+            help="Presets to compare, separated by commas; none: only the variants. Default: all that are legal here.",
+            show_default=False,
+        ),
+    ] = None,
     variants: Variants = None,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Directory for report.html and each run's result.")] = Path(
@@ -277,8 +281,8 @@ def compare(
     fail_on_oom: FailOnOom = False,
 ) -> int:
     """Run KV-memory policies and variants of your own on the same traffic, and write a report."""
+    from hbmtwin.api import PRESETS, write_directory
     from hbmtwin.api import compare as simulate
-    from hbmtwin.api import write_directory
     from hbmtwin.cli.progress import progress_of_runs
     from hbmtwin.cli.tables import print_comparison
     from hbmtwin.cli.variants import parse_variants
@@ -286,13 +290,21 @@ def compare(
     from hbmtwin.dashboard.verdict import same_traffic
 
     own = parse_variants(variants or ())
-    names = _presets(policies)
+    names = _presets(policies) if policies is not None else list(PRESETS)
     if not names and not own:
         raise UsageError("nothing to compare: write for example --policies caching,paged, or give a --variant")
     _check_target(out)
     begin = time.monotonic()
     with progress_of_runs(len(names) + len(own)) as finished:
-        results = simulate(scenario, names, variants=own, overrides=overrides or (), seed=seed, finished=finished)
+        results = simulate(
+            scenario,
+            names,
+            variants=own,
+            overrides=overrides or (),
+            seed=seed,
+            finished=finished,
+            left_out=_tell_left_out if policies is None else None,
+        )
     wall_s = time.monotonic() - begin
     for remark in remarks({name: result.summary for name, result in results.items()}):
         print(f"note: {remark}", file=sys.stderr)
@@ -382,6 +394,10 @@ def _with_cures(result: Result) -> Result:
     with progress_of_runs() as finished:
         rows = what_would_hold(result, finished=finished)
     return replace(result, summary={**result.summary, "what_would_hold": rows})
+
+
+def _tell_left_out(name: str, reason: str) -> None:
+    print(f"note: the preset {name!r} is left out: {reason}", file=sys.stderr)
 
 
 def _presets(policies: str) -> list[str]:

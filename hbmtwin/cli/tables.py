@@ -200,6 +200,15 @@ _COSTS_OF_A_CURE = (
 )
 
 
+def _prefix_text(cache: Mapping[str, Any]) -> str:
+    """Tokens found of those asked for, as the simulated release counts them."""
+    again = cache["preempted_requests"]
+    return (
+        f"{percent_text(cache['hit_rate'])} hit rate, {cache['hits']:,} of {cache['queries']:,} tokens found, "
+        f"{cache['requests']:,} requests" + (f" ({again:,} more after a preemption)" if again else "")
+    )
+
+
 def _run_lines(s: Summary) -> list[tuple[str, str]]:
     rejected = sum(s["requests_rejected"].values())
     return [
@@ -211,6 +220,7 @@ def _run_lines(s: Summary) -> list[tuple[str, str]]:
         ),
         ("preemptions", f"{s['preemptions']:,}"),
         *([("dropped tokens", dropped_text(s))] if s["dropped_tokens"] else []),
+        *([("prefix cache", _prefix_text(s["prefix_cache"]))] if s["prefix_cache"] else []),
         (
             "peak memory",
             f"{bytes_text(s['peak_reserved_bytes'])} reserved, {bytes_text(s['peak_requested_bytes'])} requested, "

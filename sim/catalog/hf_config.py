@@ -61,8 +61,16 @@ NOT_COMPUTED = {
     "mamba_d_state": "state-space layers",
     "linear_num_value_heads": "linear attention",
     "cross_attention_layers": "cross attention",
+    "attention_chunk_size": "chunked local attention",
 }
 """Fields that, when set and not 0, make a model whose memory is not computed yet."""
+OTHER_LAYERS = frozenset(
+    {
+        *("falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "minimax", "plamo2"),
+        *("qwen3_next", "recurrent_gemma", "rwkv", "rwkv5", "xlstm", "zamba", "zamba2"),
+    }
+)
+"""Model types with layers of other kinds, whatever fields their config has."""
 OF_HYBRIDS = {"nemotron_h": ("num_experts", "n_routed_experts", "moe_intermediate_size")}
 """Those of them that may stand in the config of a dense model of that type: its layers say what it is."""
 
@@ -196,6 +204,11 @@ def _refuse_what_is_not_computed(config: Mapping[str, Any], where: str) -> None:
             raise CatalogError(
                 f"{where}: {what} ({key}) comes with a later release; dense decoders in 16 bit are computed now"
             )
+    if config.get("model_type") in OTHER_LAYERS:
+        raise CatalogError(
+            f"{where}: layers of the model type {config['model_type']} come with a later release; dense decoders, and "
+            "hybrids with Mamba-2 layers of bamba, granitemoehybrid and nemotron_h, are computed now"
+        )
     if config.get("is_encoder_decoder"):
         raise CatalogError(f"{where}: encoder-decoder models are not computed")
 

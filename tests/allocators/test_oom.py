@@ -107,3 +107,20 @@ def test_the_record_is_flat_and_json() -> None:
     assert flat["free_bytes"] == 2 * GIB
     assert json.loads(json.dumps(flat)) == flat
     assert OomRecord.of(replace(BASE, tag=None), time_ns=0, request=-1).to_dict()["tag"] is None
+
+
+def test_a_fixed_pool_is_helped_by_nothing_that_is_free_elsewhere() -> None:
+    """Each term that would name a cause, and the same with a pool that has all of its memory: what its sequences hold
+    without filling it, and parked histories, count on; the rest does not."""
+    base = replace(BASE, largest_free_bytes=0, cached_free_bytes=0, driver_free_bytes=0)
+    for name, cause, of_pool in (
+        ("unfilled_bytes", Cause.RESERVATION, Cause.RESERVATION),
+        ("rounding_bytes", Cause.RESERVATION, Cause.SHORTAGE),
+        ("other_arenas_free_bytes", Cause.RESERVATION, Cause.SHORTAGE),
+        ("parked_bytes", Cause.PARKED_HISTORY, Cause.PARKED_HISTORY),
+        ("tenants_bytes", Cause.OTHER_TENANT, Cause.SHORTAGE),
+        ("transient_bytes", Cause.RUNTIME_PEAK, Cause.SHORTAGE),
+        ("pending_bytes", Cause.RUNTIME_PEAK, Cause.SHORTAGE),
+    ):
+        facts = replace(base, **{name: base.need_bytes})
+        assert (classify(facts), classify(replace(facts, fixed_pool=True))) == (cause, of_pool), name

@@ -81,6 +81,13 @@ def test_the_null_block_is_never_handed_out() -> None:
     assert isinstance(policy.reserve(sequence(2, 1), 1, admitting=True), Refused)
 
 
+def test_a_pool_of_the_null_block_alone_serves_nobody() -> None:
+    policy = policy_of(num_blocks=1)
+    assert isinstance(policy.reserve(sequence(1, 1), 1, admitting=True), Refused)
+    assert (policy.usage().held, queue(policy)) == (0, [])
+    policy.check()
+
+
 def test_a_decode_step_takes_a_block_only_when_the_last_one_is_full() -> None:
     policy = policy_of()
     s = sequence(1, 1)
@@ -352,7 +359,7 @@ def test_sharing_and_swapping_are_refused_with_a_reason() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_blocks": 1}, "num_blocks must be at least 2, not 1"),
+        ({"num_blocks": 0}, "num_blocks must be at least 1, not 0"),
         ({"block_size": 0}, "block_size must be at least 1, not 0"),
         ({"max_model_len": 0}, "max_model_len must be at least 1, not 0"),
         ({"watermark": 1.0}, "watermark must be from 0 to below 1, not 1.0"),

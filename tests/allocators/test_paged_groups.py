@@ -546,7 +546,7 @@ def test_the_pool_is_one_tensor_for_each_layer_of_a_group_and_kept_whole_or_not_
         ((full(8), chunked(8)), {}, "in blocks of the common size 8 only, not 4"),
         ((full(4), mamba("align", 8)), {}, "give all groups one block_size"),
         ((full(),), {"watermark": 1.0}, "watermark"),
-        ((full(),), {"num_blocks": 1}, "num_blocks must be at least 2"),
+        ((full(),), {"num_blocks": 0}, "num_blocks must be at least 1"),
         ((full(),), {"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1"),
     ],
 )

@@ -521,7 +521,7 @@ def test_without_prefix_caching_there_is_no_tree() -> None:
 
 def test_settings() -> None:
     assert (RadixConfig(num_blocks=2, max_model_len=1).block_size, RadixPolicy.name) == (1, "radix")
-    for name, value in (("num_blocks", 1), ("max_model_len", 0), ("block_size", 0)):
+    for name, value in (("num_blocks", 0), ("max_model_len", 0), ("block_size", 0)):
         with pytest.raises(ValueError, match=f"{name} must be at least"):
             RadixConfig(**({"num_blocks": 9, "max_model_len": 9} | {name: value}))
     wrong: Any = "fifo"

@@ -85,7 +85,7 @@ def test_what_depends_on_the_size_of_the_device_names_its_key(shell: Shell) -> N
 
 
 def test_a_preset_that_is_illegal_here_is_named(shell: Shell) -> None:
-    said = complaint(shell("compare", "--set", "scheduler.policy=static_batch"), 2)
+    said = complaint(shell("compare", "--policies", "paged", "--set", "scheduler.policy=static_batch"), 2)
     assert said.startswith("preset 'paged': scheduler.policy: static_batch is how servers form batches")
 
 

@@ -341,3 +341,24 @@ def test_importing_the_face_loads_nothing_heavy(path: str) -> None:
     heavy = "{'pandas', 'plotly', 'pydantic', 'simpy', 'numpy', 'hbmtwin.api'}"
     code = f"import sys, {path}; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_compare_leaves_out_presets_that_are_illegal_here_unless_they_were_asked_for(shell: Shell) -> None:
+    hybrid = ("--set", "model.name=granite-4.0-h-micro", "--set", "workload.num_prompts=3")
+    answer = shell("compare", *hybrid)
+    assert answer.code == 0
+    assert "note: the preset 'caching' is left out: kv_cache.policy: 'contiguous' has no place for" in answer.err
+    assert answer.out.startswith("paged held.")
+    asked = shell("compare", "--policies", "caching,paged", *hybrid)
+    assert asked.code == 2
+    assert "preset 'caching'" in asked.err
+
+
+def test_run_tells_what_depends_on_the_model(shell: Shell) -> None:
+    answer = shell("run", "--set", "model.name=granite-4.0-h-micro", "--set", "workload.num_prompts=3")
+    assert "note: times of the 36 Mamba-2 layers of granite-4.0-h-micro are defaults" in answer.err
+
+
+def test_run_tells_what_the_prefix_cache_found(shell: Shell) -> None:
+    answer = shell("run", "--set", "kv_cache.enable_prefix_caching=true", "--set", "workload.num_prompts=9")
+    assert re.search(r"prefix cache +\d+\.\d % hit rate, [\d,]+ of [\d,]+ tokens found, \d+ requests", answer.out)

@@ -71,6 +71,12 @@ def test_a_death_in_words() -> None:
     )
 
 
+def test_where_one_piece_is_all_that_is_free_pieces_are_not_spoken_of() -> None:
+    assert oom_in_words(record("shortage", free_bytes=2**20, largest_free_bytes=2**20)).startswith(
+        "Out of memory at 81.250 s, cause shortage: request 70 asks for 663.00 MiB of KV. 1.00 MiB are free."
+    )
+
+
 def test_a_rule_is_explained_and_an_unknown_one_at_least_named() -> None:
     assert oom_in_words(record("allocator_rule", rule="stream")).endswith(
         "A free piece is large enough, but a rule of the allocator bars it: "

@@ -77,6 +77,16 @@ def test_the_counts_are_those_of_the_requests() -> None:
     assert older["requests"] > counted["requests"]  # refused ones, each time they were looked up
 
 
+@pytest.mark.parametrize("release", ["0.18", "0.22", "0.27"])
+def test_leaps_count_what_single_steps_count(release: str) -> None:
+    """Before 0.27 a request that waits is counted at every step at which it is looked up and refused."""
+    short = chats(f"kv_cache.version='{release}'", "workload.request_rate=50", "workload.num_prompts=30")
+    leaps, steps = Twin(short).run(), Twin(short).run(step_mode=True)
+    assert leaps.summary == steps.summary
+    assert leaps.timeline["waiting"].max() > 2
+    assert leaps.summary["prefix_cache"]["requests"] > (30 if release != "0.27" else 20)
+
+
 def test_without_a_prefix_cache_there_is_neither() -> None:
     off = ("kv_cache.enable_prefix_caching=false", "session.between_turns=drop")
     assert Twin(chats(*off)).run().summary["prefix_cache"] is None

@@ -162,6 +162,8 @@ def test_a_model_that_reads_images_is_refused_as_its_encoders_are_not_counted(tm
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"sliding_window": "4096"}, r"sliding_window must be a whole number of tokens from 1 to \d+, not '4096'"),
         ({"sliding_window": 0}, "sliding_window must be a whole number of tokens"),
+        ({"attention_chunk_size": 8192}, r"chunked local attention \(attention_chunk_size\)"),
+        ({"model_type": "jamba"}, "layers of the model type jamba come with a later release"),
         ({"layer_types": ["chunked_attention"] * 32}, "layers of type chunked_attention come with a later release"),
         ({"layer_types": ["sliding_attention"] * 32}, "sliding_window must be a whole number of tokens"),
         ({"layer_types": ["full_attention"] * 31}, "layer_types has 31 entries for 32 num_hidden_layers"),

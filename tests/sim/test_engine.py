@@ -265,7 +265,7 @@ def test_paged_with_stop_dies_with_the_record_of_the_refusal() -> None:
     assert oom["allocator"] == "caching (not enough free blocks)"
     assert oom["owner_bytes"] == 6 * block
     assert oom["unfilled_bytes"] == block - 2**19  # of the block that request 0 was just given
-    assert oom["cause"] == "reservation"  # with what is unfilled and rounded it would fit
+    assert oom["cause"] == "shortage"  # what is rounded or free elsewhere is no help to a pool
 
 
 # -- what a death leaves ---------------------------------------------------------------------------------------------
