@@ -220,7 +220,7 @@ def _check_one_piece(scenario: Scenario) -> None:
     if scenario.scheduler.policy == "static_batch":
         raise ScenarioError(
             "scheduler.policy: static_batch is how servers form batches whose KV lies in one piece a sequence; use "
-            "continuous, or kv_cache.policy = 'contiguous'"
+            "vllm, or kv_cache.policy = 'contiguous'"
         )
 
 
@@ -261,7 +261,7 @@ def _check_release(scenario: Scenario) -> None:
         )
     if scheduler.policy == "vllm_v0" and not of_v0:
         raise ScenarioError(
-            f"scheduler.policy: 'vllm_v0' swaps and forks blocks, which {told(scenario)} does not; use continuous, or "
+            f"scheduler.policy: 'vllm_v0' swaps and forks blocks, which {told(scenario)} does not; use vllm, or "
             "kv_cache.policy = 'paged' with kv_cache.version = 'v0'"
         )
 

@@ -91,7 +91,7 @@ class SchedulerConfig:
     bucket_tokens: int = 256
     """Width of a bucket of prompt lengths."""
     state_block_size: int = 0
-    """Of ``continuous``: above 0, chunks of a prompt end where :mod:`hbmtwin.sim.aligned_chunks` says."""
+    """Of ``vllm``: above 0, chunks of a prompt end where :mod:`hbmtwin.sim.aligned_chunks` says."""
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     """Of ``vllm_v0``: ``auto`` swaps out a prompt with several samples that run, and recomputes one with a single."""
 

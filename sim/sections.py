@@ -91,7 +91,7 @@ class EngineSection(Section):
 class SchedulerSection(Section):
     """How much runs at once."""
 
-    policy: str = Field("continuous", description="scheduler: see `hbmtwin catalog policies`")
+    policy: str = Field("vllm", description="scheduler: see `hbmtwin catalog policies`")
     max_num_seqs: int = Field(256, ge=1, description="most sequences that run at once")
     max_num_batched_tokens: int = Field(2048, ge=1, description="most tokens that one step computes")
     batching: Literal["padded", "sorted", "buckets", "variable"] = Field(

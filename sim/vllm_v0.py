@@ -10,12 +10,12 @@ from typing import ClassVar
 from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.paged_v0 import AllocStatus, PagedV0Policy
 from hbmtwin.allocators.records import Granted, KVSequence, Refused, Release
-from hbmtwin.sim.continuous import ContinuousScheduler
 from hbmtwin.sim.scheduler import Admitted, Entry, Finished, Plan, SchedulerConfig, schedulers
+from hbmtwin.sim.vllm import VllmScheduler
 
 
 @schedulers.register("vllm_v0")
-class VllmV0Scheduler(ContinuousScheduler):
+class VllmV0Scheduler(VllmScheduler):
     """Prompts before decodes and never with them, swapped requests before new ones: vLLM before its v1 engine.
 
     A step is, in v0's order (``core/scheduler.py`` without chunked prefill, read and not run):

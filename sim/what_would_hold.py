@@ -96,8 +96,8 @@ def _changes(s: Scenario, most_running: int | None) -> Iterator[tuple[str, dict[
     batches = s.scheduler.policy == "static_batch"
     gate = {"memory.admission": "none"} if memory.admission != "none" else {}  # which no other policy has
     if batches:
-        yield "continuous batching", {"scheduler.policy": "continuous"}
-        yield "continuous batching and paged KV", {"scheduler.policy": "continuous", **PRESETS["paged"], **gate}
+        yield "continuous batching", {"scheduler.policy": "vllm"}
+        yield "continuous batching and paged KV", {"scheduler.policy": "vllm", **PRESETS["paged"], **gate}
         for batching in ("variable", "buckets", "sorted"):
             yield f"{batching} batches", {"scheduler.batching": batching}
     elif kv.policy != "paged":

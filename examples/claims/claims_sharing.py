@@ -11,7 +11,7 @@ from hbmtwin import Scenario
 from hbmtwin.kernels.records import BatchShape, CostModel
 from hbmtwin.sim.run import Twin
 
-V1 = ('kv_cache.version="0.27"', "scheduler.policy=continuous")
+V1 = ('kv_cache.version="0.27"', "scheduler.policy=vllm")
 C9_ENGINES = {
     "v0, forked": (),
     "v1, prefix cache": (*V1, "kv_cache.enable_prefix_caching=true"),

@@ -58,7 +58,7 @@ def test_the_catalog_cuts_no_id_and_no_name(shell: Shell, monkeypatch: pytest.Mo
     assert width - 20 <= max(map(len, text.splitlines())) <= width
     assert "…" not in text
     firsts = {line.split()[0] for line in text.splitlines() if line.strip()}
-    assert {*devices(), *models(), *PRESETS, "contiguous", "continuous"} <= firsts
+    assert {*devices(), *models(), *PRESETS, "contiguous", "vllm"} <= firsts
     assert "device allocator" in text
 
 

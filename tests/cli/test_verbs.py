@@ -143,7 +143,7 @@ def test_catalog_lists_devices_models_and_policies(shell: Shell) -> None:
     code, out, err = shell("catalog")
     assert (code, err) == (0, "")
     assert "llama-2-70b" in out
-    assert "continuous" in out
+    assert "vllm" in out
 
 
 def test_the_catalog_of_policies_has_a_line_for_every_name_that_a_scenario_takes(shell: Shell) -> None:

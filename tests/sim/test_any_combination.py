@@ -41,7 +41,7 @@ SMALL = {
 """Eight requests, four at a time, of 93 and then 183 tokens; 231 MiB are left for them, room for 463 tokens."""
 RETENTION_TEXTS = ("full", "truncate(100)", "forget(100, 30)", "sliding_window(100)", "sink_recent(4, 90)")
 SCHEDULERS = (
-    {"scheduler.policy": "continuous"},
+    {"scheduler.policy": "vllm"},
     *(
         {"scheduler.policy": "static_batch", "scheduler.batching": batching}
         for batching in ("padded", "sorted", "buckets", "variable")
@@ -232,7 +232,7 @@ def drawn() -> st.SearchStrategy[Keys]:
             "engine.gpu_memory_utilization": one(0.442, 0.443, 0.445, 0.46, 0.6),
             "engine.attention": one("flash", "flash", "standard"),
             "engine.task_queue_enable": one(0, 1, 2),
-            "scheduler.policy": one("continuous", "continuous", "static_batch", "vllm_v0"),
+            "scheduler.policy": one("vllm", "vllm", "static_batch", "vllm_v0"),
             "scheduler.preemption_mode": one("auto", "swap"),
             "scheduler.batching": one("padded", "sorted", "buckets", "variable"),
             "scheduler.max_num_seqs": one(1, 3, 256),

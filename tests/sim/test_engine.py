@@ -387,6 +387,6 @@ def test_progress_is_told_now_and_then() -> None:
 
 
 def test_a_scheduler_that_plans_nothing_is_a_bug_not_an_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hbmtwin.sim.continuous.ContinuousScheduler._admit", lambda *_: None)
+    monkeypatch.setattr("hbmtwin.sim.vllm.VllmScheduler._admit", lambda *_: None)
     with pytest.raises(EngineError, match="nothing can be scheduled at 0 ns"):
         run(Given(request(0, 0, 10, 2)))

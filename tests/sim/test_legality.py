@@ -59,7 +59,7 @@ ILLEGAL: list[tuple[list[str], str]] = [
     (
         ["scheduler.policy=static_batch"],
         "scheduler.policy: static_batch is how servers form batches whose KV lies in one piece a sequence; use "
-        "continuous, or kv_cache.policy = 'contiguous'",
+        "vllm, or kv_cache.policy = 'contiguous'",
     ),
     (
         [CONTIGUOUS, "scheduler.policy=static_batch", "session.between_turns=keep"],
@@ -97,12 +97,11 @@ ILLEGAL: list[tuple[list[str], str]] = [
     ),
     (
         ["kv_cache.version=v0"],
-        "scheduler.policy: 'continuous' does not know the rules of kv_cache.version = 'v0'; use vllm_v0, or a later "
-        "version",
+        "scheduler.policy: 'vllm' does not know the rules of kv_cache.version = 'v0'; use vllm_v0, or a later version",
     ),
     (
         ["scheduler.policy=vllm_v0"],
-        "scheduler.policy: 'vllm_v0' swaps and forks blocks, which paged of 0.27 does not; use continuous, or "
+        "scheduler.policy: 'vllm_v0' swaps and forks blocks, which paged of 0.27 does not; use vllm, or "
         "kv_cache.policy = 'paged' with kv_cache.version = 'v0'",
     ),
     (

@@ -13,10 +13,10 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import kv_policies
 from hbmtwin.sim.catalog import CatalogError
-from hbmtwin.sim.continuous import ContinuousScheduler
 from hbmtwin.sim.run import DoesNotFit, Twin, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
+from hbmtwin.sim.vllm import VllmScheduler
 
 GIB = 2**30
 
@@ -199,7 +199,7 @@ class ThriftyPolicy(PagedPolicy):
     Config = ThriftyConfig
 
 
-class ShyScheduler(ContinuousScheduler):
+class ShyScheduler(VllmScheduler):
     """A scheduler of another package: one at a time."""
 
     name = "shy"

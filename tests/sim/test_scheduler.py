@@ -18,8 +18,8 @@ from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import KVLayout, KVSequence, Refused, Release
-from hbmtwin.sim.continuous import ContinuousScheduler
 from hbmtwin.sim.scheduler import Entry, Fail, Failed, Finished, Plan, SchedulerConfig
+from hbmtwin.sim.vllm import VllmScheduler
 from hbmtwin.workloads.records import Request, user_stream
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
@@ -64,7 +64,7 @@ class Server:
         *,
         blocks: int = 0,
         kv: ContiguousPolicy | None = None,
-        scheduler: type[ContinuousScheduler] = ContinuousScheduler,
+        scheduler: type[VllmScheduler] = VllmScheduler,
         watermark: float = 0.0,
         **config: object,
     ) -> None:
@@ -427,7 +427,7 @@ def test_a_history_adopted_by_an_admission_that_is_undone_is_found_again() -> No
     assert server.steps(3) == ["B1 C1 C.", "+D B1 D4 B.", "D1 D."]
 
 
-def serve(seed: int, scheduler: type[ContinuousScheduler] = ContinuousScheduler) -> dict[str, int]:
+def serve(seed: int, scheduler: type[VllmScheduler] = VllmScheduler) -> dict[str, int]:
     """Random requests on few tokens' room, to the end; returns how often what happened. No request may get lost."""
     draw = random.Random(seed)
     growth, oom = draw.choice(["exact", "doubling", "static"]), draw.choice(["reject", "preempt"])
@@ -456,7 +456,7 @@ def serve(seed: int, scheduler: type[ContinuousScheduler] = ContinuousScheduler)
     return happened
 
 
-def serve_all(scheduler: type[ContinuousScheduler] = ContinuousScheduler) -> dict[str, int]:
+def serve_all(scheduler: type[VllmScheduler] = VllmScheduler) -> dict[str, int]:
     totals = {"failed": 0, "-": 0, "!": 0, ".": 0}
     for seed in range(60):
         for what, count in serve(seed, scheduler).items():
@@ -472,14 +472,14 @@ def test_every_request_gets_its_end_however_often_memory_runs_out() -> None:
     assert totals["."] > 700
 
 
-class AdmitsAtOnceAfterAFailure(ContinuousScheduler):
+class AdmitsAtOnceAfterAFailure(VllmScheduler):
     def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
         failed = super().fail(p, kv, owner, how)
         self._most_running = self.config.max_num_seqs
         return failed
 
 
-class NeverAdmitsAgain(ContinuousScheduler):
+class NeverAdmitsAgain(VllmScheduler):
     def _finish(self, ended: list[Entry]) -> list[Finished]:
         most = self._most_running
         finished = super()._finish(ended)
@@ -487,13 +487,13 @@ class NeverAdmitsAgain(ContinuousScheduler):
         return finished
 
 
-class CountsWhatWasUndone(ContinuousScheduler):
+class CountsWhatWasUndone(VllmScheduler):
     def _uncount(self, entry: Entry) -> None:
         if entry.sequence.num_tokens > entry.request.prompt_tokens:
             super()._uncount(entry)
 
 
-class LosesTheNewcomers(ContinuousScheduler):
+class LosesTheNewcomers(VllmScheduler):
     def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
         failed = super().fail(p, kv, owner, how)
         if failed == ([], [], []):
@@ -506,7 +506,7 @@ class LosesTheNewcomers(ContinuousScheduler):
     [AdmitsAtOnceAfterAFailure, NeverAdmitsAgain, CountsWhatWasUndone, LosesTheNewcomers],
     ids=lambda c: c.__name__,
 )
-def test_bugs_planted_in_the_end_of_a_failed_step_are_caught(planted: type[ContinuousScheduler]) -> None:
+def test_bugs_planted_in_the_end_of_a_failed_step_are_caught(planted: type[VllmScheduler]) -> None:
     with pytest.raises(AssertionError):
         serve_all(planted)
 
@@ -629,7 +629,7 @@ class NaiveServer:
         return scheduled, preempted, rejected
 
 
-def compare(seed: int, steps: int, scheduler: type[ContinuousScheduler] = ContinuousScheduler) -> dict[str, int]:
+def compare(seed: int, steps: int, scheduler: type[VllmScheduler] = VllmScheduler) -> dict[str, int]:
     """Random traffic through both, leaps included; asserts equality after each and returns how often what happened."""
     draw = random.Random(seed)
     blocks, seqs, batched = draw.choice([6, 12, 30]), draw.choice([1, 3, 10]), draw.choice([3, 10, 40])
@@ -680,7 +680,7 @@ def compare(seed: int, steps: int, scheduler: type[ContinuousScheduler] = Contin
     return happened
 
 
-def compare_all(scheduler: type[ContinuousScheduler] = ContinuousScheduler) -> dict[str, int]:
+def compare_all(scheduler: type[VllmScheduler] = VllmScheduler) -> dict[str, int]:
     totals = {"preempted": 0, "rejected": 0, "leaps": 0, "steps": 0}
     for seed in range(24):
         for what, count in compare(seed, 250, scheduler).items():
@@ -696,12 +696,12 @@ def test_a_naive_second_model_agrees_step_by_step_and_block_by_block() -> None:
     assert totals["leaps"] > 100
 
 
-class PreemptsToTheBack(ContinuousScheduler):
+class PreemptsToTheBack(VllmScheduler):
     def _requeue(self, entry: Entry) -> None:
         self._waiting.append(entry)
 
 
-class AdmitsAfterPreempting(ContinuousScheduler):
+class AdmitsAfterPreempting(VllmScheduler):
     def schedule(self, kv: PagedPolicy) -> Plan:
         plan = super().schedule(kv)
         if plan.preempted:
@@ -710,7 +710,7 @@ class AdmitsAfterPreempting(ContinuousScheduler):
         return plan
 
 
-class SkipsTheHead(ContinuousScheduler):
+class SkipsTheHead(VllmScheduler):
     def schedule(self, kv: PagedPolicy) -> Plan:
         plan = super().schedule(kv)
         if len(self._waiting) > 1 and not plan.admitted and not plan.preempted:
@@ -718,7 +718,7 @@ class SkipsTheHead(ContinuousScheduler):
         return plan
 
 
-class CountsOneStepTooMany(ContinuousScheduler):
+class CountsOneStepTooMany(VllmScheduler):
     def steady_steps(self, p: Plan) -> int:
         honest = super().steady_steps(p)
         return honest and honest + 1
@@ -727,6 +727,6 @@ class CountsOneStepTooMany(ContinuousScheduler):
 @pytest.mark.parametrize(
     "planted", [PreemptsToTheBack, AdmitsAfterPreempting, SkipsTheHead, CountsOneStepTooMany], ids=lambda c: c.__name__
 )
-def test_planted_bugs_are_caught(planted: type[ContinuousScheduler]) -> None:
+def test_planted_bugs_are_caught(planted: type[VllmScheduler]) -> None:
     with pytest.raises(AssertionError):
         compare_all(planted)

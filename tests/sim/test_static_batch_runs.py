@@ -143,7 +143,7 @@ def test_the_same_prompts_take_less_padding_sorted_and_in_buckets() -> None:
 def scenarios(draw: Any, preset: str, scheduler: str) -> Scenario:
     """Small traffic on a device whose KV share runs from hardly one request to plenty."""
     batching = draw(st.sampled_from(BATCHINGS))
-    keep = draw(st.booleans()) and (batching == "variable" or scheduler == "continuous")
+    keep = draw(st.booleans()) and (batching == "variable" or scheduler == "vllm")
     return Scenario.load(
         preset=preset,
         seed=draw(st.integers(0, 2**32)),
@@ -177,7 +177,7 @@ def differences(leaps: Result, steps: Result) -> list[str]:
     return names if leaps.summary == steps.summary else [*names, "summary"]
 
 
-@pytest.mark.parametrize("scheduler", ["static_batch", "continuous"])
+@pytest.mark.parametrize("scheduler", ["static_batch", "vllm"])
 @pytest.mark.parametrize("preset", ["doubling", "caching"])
 def test_every_stored_row_is_equal(preset: str, scheduler: str) -> None:
     seen: Counter[str] = Counter()
@@ -197,7 +197,7 @@ def test_every_stored_row_is_equal(preset: str, scheduler: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "batching"), [("continuous", "padded"), ("static_batch", "padded"), ("static_batch", "variable")]
+    ("scheduler", "batching"), [("vllm", "padded"), ("static_batch", "padded"), ("static_batch", "variable")]
 )
 @pytest.mark.parametrize("oom", ["preempt", "reject"])
 def test_steps_that_failed_leave_equal_rows_and_every_request_is_answered(

@@ -96,7 +96,7 @@ def test_only_what_is_legal_and_changes_something(
 def test_a_server_with_static_batches_could_batch_otherwise(present: str) -> None:
     batches = ["scheduler.policy=static_batch", f"scheduler.batching={present}"]
     found = named(Scenario.load(preset="doubling", overrides=batches))
-    continuous = {"scheduler.policy": "continuous"}
+    continuous = {"scheduler.policy": "vllm"}
     of_batches = {name: keys for name, keys in found.items() if "batch" in name}
     assert of_batches == {
         "continuous batching": continuous,

@@ -12,8 +12,8 @@ from hbmtwin.sim.aligned_chunks import aligned_chunk
 from hbmtwin.sim.scheduler import Admitted, Entry, Finished, Plan, QueueScheduler, SchedulerConfig, schedulers
 
 
-@schedulers.register("continuous")
-class ContinuousScheduler(QueueScheduler):
+@schedulers.register("vllm")
+class VllmScheduler(QueueScheduler):
     """First come first served, decodes before prefills, prompts in chunks, the last admitted preempted first.
 
     The order is vLLM v1's: running sequences in order of admission, then, in a step without preemption, the queue
@@ -21,7 +21,7 @@ class ContinuousScheduler(QueueScheduler):
     that is refused although nothing else runs is rejected as well: it could never run.
     """
 
-    name: ClassVar[str] = "continuous"
+    name: ClassVar[str] = "vllm"
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
