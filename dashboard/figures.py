@@ -114,7 +114,7 @@ def memory_over_time(results: Mapping[str, Result]) -> go.Figure:
     style(figure, height)
     figure.update_layout(
         hovermode="x unified",
-        legend={"orientation": "h", "y": -88 / height, "yanchor": "top", "traceorder": "normal"},
+        legend={"orientation": "h", "y": -80 / (height - 200), "yanchor": "top", "traceorder": "normal"},
         margin={"t": 24 + TITLE_PX},
     )
     _offer_zoom(figure, [r.summary["oom"]["time_s"] for r in results.values() if r.summary["oom"] is not None], end_s)
