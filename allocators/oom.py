@@ -67,7 +67,7 @@ class OomFacts:
     """Activations and workspace of this step."""
     pending_bytes: int = 0
     fixed_pool: bool = False
-    """A pool of blocks was asked, which has all of its memory from the start: what is free elsewhere is no help to it."""
+    """A pool of blocks was asked, which has all of its memory from the start: what is free elsewhere is no help."""
 
     @property
     def free_bytes(self) -> int:
