@@ -94,6 +94,12 @@ class SchedulerConfig:
     """Of ``vllm``: above 0, chunks of a prompt end where :mod:`hbmtwin.sim.aligned_chunks` says."""
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     """Of ``vllm_v0``: ``auto`` swaps out a prompt with several samples that run, and recomputes one with a single."""
+    enable_chunked_prefill: bool = True
+    """Of ``vllm``: without it a prompt that a step has no budget for waits for one that has."""
+    long_prefill_token_threshold: int = 0
+    """Of ``vllm``: the most tokens that a request computes in a step; 0: no such bound."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Of ``vllm``: who is admitted first, and who gives way."""
 
 
 class Scheduler(Protocol):

@@ -1,4 +1,15 @@
-"""Continuous batching: sequences join and leave a running batch at every step."""
+"""vLLM's scheduler: sequences join and leave a running batch at every step.
+
+::
+
+    a step                            budget: max_num_batched_tokens
+    1 running ones, in order          what each lacks, cut by long_prefill_token_threshold, by what is left of the
+                                      budget, and before max_model_len; while one has no room, somebody gives way
+    2 the queue, from its head        the same for newcomers, until one does not fit; not if somebody gave way
+
+    who gives way    fcfs: the last admitted, to the front of the queue
+                     priority: the largest (priority, arrival), to where the queue's order puts it
+"""
 
 from __future__ import annotations
 
@@ -7,25 +18,29 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from hbmtwin.allocators.contract import FindsSharedBoundaries, KVPolicy
-from hbmtwin.allocators.records import Refused, Release
+from hbmtwin.allocators.records import KVSequence, Refused, Release
 from hbmtwin.sim.aligned_chunks import aligned_chunk
+from hbmtwin.sim.priority_queue import PriorityQueue, order
 from hbmtwin.sim.scheduler import Admitted, Entry, Finished, Plan, QueueScheduler, SchedulerConfig, schedulers
 
 
 @schedulers.register("vllm")
 class VllmScheduler(QueueScheduler):
-    """First come first served, decodes before prefills, prompts in chunks, the last admitted preempted first.
+    """Decodes before prefills, prompts in chunks, first come first served or by priority: vLLM's since its v1 engine.
 
-    The order is vLLM v1's: running sequences in order of admission, then, in a step without preemption, the queue
-    until its head does not fit. A request that would pass ``max_model_len`` is rejected when it is queued, and one
-    that is refused although nothing else runs is rejected as well: it could never run.
+    It is ``vllm/v1/core/sched/scheduler.py`` of 0.27, without drafts, adapters and asynchronous scheduling. A request
+    that would pass ``max_model_len`` is rejected when it is queued, and one that could never run when nothing else
+    does: refused by the KV policy (``kv_capacity``), or, where prompts are not cut into chunks, over the budget
+    (``max_num_batched_tokens``).
     """
 
     name: ClassVar[str] = "vllm"
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
-        self._waiting: deque[Entry] = deque()
+        self._by_priority = config.scheduling_policy == "priority"
+        self._waiting: deque[Entry] = PriorityQueue() if self._by_priority else deque()
+        self._longest_chunk = config.long_prefill_token_threshold or config.max_model_len
         self._boundaries: FindsSharedBoundaries | None = None
         """The policy of the present step, where chunks end at states and it knows boundaries."""
 
@@ -57,14 +72,22 @@ class VllmScheduler(QueueScheduler):
     def _schedule_running(self, plan: Plan, kv: KVPolicy) -> int:
         running, scheduled, decoding = self._running, plan.scheduled, plan.decoding
         aligned = self.config.state_block_size > 0
+        longest_chunk, last = self._longest_chunk, self.config.max_model_len - 1
         budget = self.config.max_num_batched_tokens
         index = 0
         while index < len(running) and budget > 0:
             s = running[index].sequence
-            left = s.num_tokens - s.num_computed_tokens
-            new = left if left < budget else budget
-            if aligned and not (new := self._chunk(running[index], s.num_computed_tokens, new)):
-                index += 1  # its turn comes when a step has room for a whole block
+            computed = s.num_computed_tokens
+            left = s.num_tokens - computed
+            new = left if left < longest_chunk else longest_chunk
+            if new > budget:
+                new = budget
+            if new > last - computed:
+                new = last - computed
+            if new > 0 and aligned:
+                new = self._chunk(running[index], computed, new)
+            if new <= 0:
+                index += 1  # at the end of the model, or its turn comes when a step has room for a whole block
                 continue
             while isinstance(refused := kv.reserve(s, new, others_running=len(running) > 1), Refused):
                 if self.config.oom != "preempt":
@@ -74,6 +97,9 @@ class VllmScheduler(QueueScheduler):
                 plan.preempted.append(victim)
                 if victim is s:
                     return 0
+                if self._by_priority and (returned := _take_back(plan, victim)):
+                    budget += returned
+                    index -= 1  # as in vLLM only for one that was scheduled: behind one passed over, another is as well
             scheduled.append((s, new))
             if left == 1:
                 decoding.append(s)
@@ -81,23 +107,35 @@ class VllmScheduler(QueueScheduler):
             index += 1
         return budget
 
+    def _preempt(self, kv: KVPolicy) -> Entry:
+        """Preempt whoever gives way next. O(1) in order of arrival, O(running) by priority."""
+        if self._by_priority:  # the last of a list is the one that gives way; of equals vLLM takes the first
+            victim = max(self._running, key=order)
+            self._running.remove(victim)
+            self._running.append(victim)
+        return super()._preempt(kv)
+
     def _admit(self, plan: Plan, kv: KVPolicy, budget: int) -> None:
-        waiting, running = self._waiting, self._running
+        config, waiting, running = self.config, self._waiting, self._running
         while waiting and budget > 0 and len(running) < self._most_running:
             entry = waiting[0]
             s = entry.sequence
             hit = kv.lookup(s)
-            new = min(s.num_tokens - hit, budget)
-            if self.config.state_block_size and not (new := self._chunk(entry, hit, new)):
+            new = min(s.num_tokens - hit, self._longest_chunk)
+            if new > budget:
+                if not config.enable_chunked_prefill:
+                    if running or new <= config.max_num_batched_tokens:
+                        return
+                    self._reject_head(plan, kv, "max_num_batched_tokens")
+                    continue
+                new = budget
+            if config.state_block_size and not (new := self._chunk(entry, hit, new)):
                 return
             answer = kv.reserve(s, new, hit=hit, admitting=True, others_running=bool(running))
             if isinstance(answer, Refused):
                 if running:
                     return  # the head of the queue blocks it, as in vLLM
-                waiting.popleft()
-                del self._entries[s.id]
-                kv.release(s, Release.DROP)  # it holds nothing, but the cache may keep keys for it
-                plan.rejected.append((entry.request, "kv_capacity"))
+                self._reject_head(plan, kv, "kv_capacity")
                 continue
             waiting.popleft()
             running.append(entry)
@@ -109,6 +147,12 @@ class VllmScheduler(QueueScheduler):
                 plan.decoding.append(s)
             budget -= new
 
+    def _reject_head(self, plan: Plan, kv: KVPolicy, why: str) -> None:
+        entry = self._waiting.popleft()
+        del self._entries[entry.sequence.id]
+        kv.release(entry.sequence, Release.DROP)  # it holds nothing, but the cache may keep keys for it
+        plan.rejected.append((entry.request, why))
+
     def _chunk(self, entry: Entry, start: int, new: int) -> int:
         """How many of *new* tokens behind *start* a step computes where chunks end at states."""
         s = entry.sequence
@@ -118,7 +162,7 @@ class VllmScheduler(QueueScheduler):
             num_tokens=s.num_tokens,
             prompt_tokens=entry.request.prompt_tokens,
             block_size=self.config.state_block_size,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_batched_tokens=min(self.config.max_num_batched_tokens, self._longest_chunk),
             shared_boundary=self._boundaries.shared_boundary(s) if self._boundaries is not None else 0,
         )
 
@@ -147,3 +191,13 @@ class VllmScheduler(QueueScheduler):
                 if s.num_tokens >= entry.final_tokens:
                     ended.append(entry)
         return self._finish(ended)
+
+
+def _take_back(plan: Plan, s: KVSequence) -> int:
+    """Take a sequence out of a plan; return the tokens that it was to compute, 0 if it is not in it. O(scheduled)."""
+    for index, (other, new) in enumerate(plan.scheduled):
+        if other is s:
+            del plan.scheduled[index]
+            plan.decoding[:] = [d for d in plan.decoding if d is not s]
+            return new
+    return 0

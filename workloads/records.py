@@ -46,6 +46,8 @@ class Request:
     """Whether a further turn of this session will follow, where that is known beforehand."""
     sample: int = 0
     """Which answer to the same prompt this is, from 0: samples share session, turn, prompt and arrival."""
+    priority: int = 0
+    """The smaller goes first, where the scheduler heeds it."""
 
 
 def output_stream(session: int, turn: int, sample: int = 0) -> str:
