@@ -17,7 +17,15 @@ PAGED_KEYS = ("version", "retention", "disable_hybrid_kv_cache_manager", "mamba_
 """Of ``[kv_cache]``: with ``paged`` they choose its class, and what its groups keep."""
 ALLOCATOR_KEYS = ("fit", "coalescing", "alignment_bytes", "alloc_conf")
 """Of ``[memory]``: they concern the allocators whose ``Config`` has them."""
-BATCHING_KEYS = ("batching", "bucket_tokens")
+SCHEDULER_KEYS = {
+    "batching": "static_batch",
+    "bucket_tokens": "static_batch",
+    "preemption_mode": "vllm_v0",
+    "enable_chunked_prefill": "vllm",
+    "long_prefill_token_threshold": "vllm",
+    "scheduling_policy": "vllm",
+}
+"""Of ``[scheduler]``: they concern one policy each."""
 GENERATOR_KEYS = ("users", "request_rate", "burstiness", "prompt_tokens", "output_tokens", "system_prompt_tokens")
 """Of ``[workload]``: a trace has its own."""
 
@@ -58,11 +66,8 @@ def _memory(scenario: Scenario, name: str) -> str | None:
 
 
 def _scheduler(scenario: Scenario, name: str) -> str | None:
-    if name == "preemption_mode" and scenario.scheduler.policy != "vllm_v0":
-        return "concerns the scheduler 'vllm_v0' only"
-    if name not in BATCHING_KEYS or scenario.scheduler.policy == "static_batch":
-        return None
-    return "concerns the scheduler 'static_batch' only"
+    concerned = SCHEDULER_KEYS.get(name, scenario.scheduler.policy)
+    return None if concerned == scenario.scheduler.policy else f"concerns the scheduler {concerned!r} only"
 
 
 def _engine(scenario: Scenario, name: str) -> str | None:
@@ -72,6 +77,10 @@ def _engine(scenario: Scenario, name: str) -> str | None:
 
 
 def _workload(scenario: Scenario, name: str) -> str | None:
+    if name == "priorities":
+        scheduler = scenario.scheduler
+        heeds = scheduler.policy == "vllm" and scheduler.scheduling_policy == "priority"
+        return None if heeds else "has an effect with scheduler.scheduling_policy = 'priority' only"
     if scenario.workload.trace is not None:
         return "does not concern a trace" if name in GENERATOR_KEYS else None
     if name == "time_scale":

@@ -55,6 +55,11 @@ def check_states(scenario: Scenario, model: ModelShape) -> None:
     if scenario.memory.admission != "none":
         raise ScenarioError(f"memory.admission: reserve knows no pool for {whose}; leave it none")
     mode = kv.mamba_cache_mode
+    if mode == "align" and scenario.scheduler.policy == "vllm" and not scenario.scheduler.enable_chunked_prefill:
+        raise ScenarioError(
+            "scheduler.enable_chunked_prefill: with kv_cache.mamba_cache_mode = 'align' chunks end where states are "
+            "kept, so there must be chunks: leave it true, or use all"
+        )
     if mode in ("align", "all") and not kv.enable_prefix_caching:
         raise ScenarioError(
             f"kv_cache.mamba_cache_mode: {mode} keeps states for later requests, and kv_cache.enable_prefix_caching is "

@@ -73,14 +73,26 @@ def layout_of(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLa
     return layout
 
 
-def batch_notes(scenario: Scenario, max_model_len: int) -> tuple[str, ...]:
-    """What v0 would say of a token budget below the longest request."""
+def max_num_batched_tokens_of(scenario: Scenario, max_model_len: int) -> int:
+    """Most tokens that one step computes: at least *max_model_len* where vLLM does not cut prompts into chunks."""
     scheduler = scenario.scheduler
+    if scheduler.policy == "vllm" and not scheduler.enable_chunked_prefill:
+        return max(scheduler.max_num_batched_tokens, max_model_len)
+    return scheduler.max_num_batched_tokens
+
+
+def batch_notes(scenario: Scenario, max_model_len: int) -> tuple[str, ...]:
+    """What is made of a token budget below the longest request where prompts are computed whole."""
+    scheduler = scenario.scheduler
+    given = f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens}"
+    raised = max_num_batched_tokens_of(scenario, max_model_len)
+    if raised > scheduler.max_num_batched_tokens:
+        return (f"{given} is raised to max_model_len, {raised}, for scheduler.enable_chunked_prefill is false",)
     if scheduler.policy != "vllm_v0" or max_model_len <= scheduler.max_num_batched_tokens:
         return ()
     return (
-        f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens} rejects longer prompts, and longer "
-        f"requests once they are preempted: v0 refuses to start with less than max_model_len, {max_model_len}",
+        f"{given} rejects longer prompts, and longer requests once they are preempted: v0 refuses to start with less "
+        f"than max_model_len, {max_model_len}",
     )
 
 

@@ -32,7 +32,15 @@ from hbmtwin.sim.model_states import check_states, mamba_mode, state_block_size,
 from hbmtwin.sim.model_windows import as_read, check_windows, window_notes, with_windows
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
-from hbmtwin.sim.resolve import batch_notes, device_notes, device_of, layout_of, longest_request_of, max_model_len_of
+from hbmtwin.sim.resolve import (
+    batch_notes,
+    device_notes,
+    device_of,
+    layout_of,
+    longest_request_of,
+    max_model_len_of,
+    max_num_batched_tokens_of,
+)
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
@@ -67,6 +75,7 @@ class Twin:
         self.longest_request = longest_request_of(scenario, self.max_model_len)
         self.layout = layout_of(scenario, self.model, self.device)
         check_states(scenario, self.model)
+        self.max_num_batched_tokens = max_num_batched_tokens_of(scenario, self.max_model_len)
         self.mamba_mode = mamba_mode(scenario, self.model)
         self.kept_model, self.sinks = with_windows(scenario, self.model)
         """As the KV policy keeps it: with the windows that it makes use of."""
@@ -94,7 +103,7 @@ class Twin:
         config = SchedulerConfig(
             max_model_len=self.longest_request,
             max_num_seqs=scenario.scheduler.max_num_seqs,
-            max_num_batched_tokens=scenario.scheduler.max_num_batched_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             oom=legality.effective_oom(scenario),
             batching=scenario.scheduler.batching,
             bucket_tokens=scenario.scheduler.bucket_tokens,
@@ -102,6 +111,9 @@ class Twin:
             state_block_size=state_block_size(self.pool),
         )
         make_scheduler: Any = schedulers.get(scenario.scheduler.policy)
+            enable_chunked_prefill=scenario.scheduler.enable_chunked_prefill,
+            long_prefill_token_threshold=scenario.scheduler.long_prefill_token_threshold,
+            scheduling_policy=scenario.scheduler.scheduling_policy,
         self.scheduler: Scheduler = make_scheduler(config)
 
     def _pool(self) -> BlockPool:
@@ -111,7 +123,7 @@ class Twin:
                 self.layout,
                 block_size=self.block_size,
                 max_model_len=self.max_model_len,
-                max_num_batched_tokens=self.scenario.scheduler.max_num_batched_tokens,
+                max_num_batched_tokens=self.max_num_batched_tokens,
                 sinks=self.sinks,
                 mamba_mode=self.mamba_mode,
                 ascend=self.device.vendor == "ascend",
@@ -130,7 +142,7 @@ class Twin:
             gpu_memory_utilization=s.engine.gpu_memory_utilization,
             max_model_len=self.max_model_len,
             max_num_seqs=s.scheduler.max_num_seqs,
-            max_num_batched_tokens=s.scheduler.max_num_batched_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,
             other_tenant_bytes=s.device.other_tenant_bytes,
             activation_bytes=s.memory.activation_bytes,
@@ -205,7 +217,7 @@ class Twin:
             "admission": s.memory.admission,
             "limit_bytes": room,
             "grouping": pool.grouping,
-            "max_num_batched_tokens": s.scheduler.max_num_batched_tokens,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
             **s.kv_cache.options,
         }
         self.block_bytes = pool.block_bytes if "num_blocks" in settings_of_policy else None

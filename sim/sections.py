@@ -102,6 +102,15 @@ class SchedulerSection(Section):
         "auto", description="vllm_v0 only: how requests give way; auto: swap where several samples of a prompt run"
     )
 
+    enable_chunked_prefill: bool = Field(
+        True, description="vllm only: prompts in chunks; false: whole, and a step may compute max_model_len tokens"
+    )
+    long_prefill_token_threshold: int = Field(
+        0, ge=0, description="vllm only: most tokens that one request computes in a step; 0: no such bound"
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="vllm only: who comes first and who gives way; priority: see workload.priorities"
+    )
 
 class MemorySection(Section):
     """Who places which bytes, and what happens when they run out."""
@@ -196,6 +205,11 @@ class WorkloadSection(Section):
     output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
     system_prompt_tokens: int | None = Field(None, ge=0, le=2**40, description="prefix that every prompt shares")
 
+    priorities: list[Annotated[float, Field(ge=0, le=1e9)]] | None = Field(
+        None,
+        min_length=1,
+        description="weights with which sessions get priority 0 (goes first), 1, ...; none: all have 0",
+    )
 
 class SessionSection(Section):
     """Conversations of several turns."""

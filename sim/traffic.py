@@ -22,6 +22,7 @@ from hbmtwin.workloads.closed_loop import ClosedLoop
 from hbmtwin.workloads.conversations import Conversations
 from hbmtwin.workloads.lengths import Length, length_from
 from hbmtwin.workloads.open_loop import OpenLoop
+from hbmtwin.workloads.priorities import Priorities
 from hbmtwin.workloads.records import Source, WorkloadError
 from hbmtwin.workloads.replay import Replay
 from hbmtwin.workloads.samples import Samples
@@ -34,7 +35,7 @@ def source_of(scenario: Scenario) -> Source:
 
     ``workload.trace`` wins; else ``workload.users`` makes a closed loop and ``workload.request_rate`` an open one;
     with neither the built-in workload runs. What the workload keys leave open is the built-in workload's.
-    ``workload.samples`` sends each prompt as often.
+    ``workload.samples`` sends each prompt as often, and ``workload.priorities`` ranks sessions.
     """
     samples = scenario.workload.samples
     source = _source_of_prompts(scenario)
@@ -43,6 +44,11 @@ def source_of(scenario: Scenario) -> Source:
             f"workload.samples: sessions of {scenario.workload.trace} have several turns, and {samples} answers to a "
             "prompt leave no one answer to go on with; take a trace of single requests, or samples = 1"
         )
+    if (weights := scenario.workload.priorities) is not None:
+        try:
+            source = Priorities(source, weights, seed=scenario.seed)
+        except WorkloadError as error:
+            raise ScenarioError(f"workload.priorities: {error}") from None
     return Samples(source, samples) if samples > 1 else source
 
 

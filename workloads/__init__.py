@@ -9,6 +9,7 @@ from hbmtwin.workloads.conversations import Conversations
 from hbmtwin.workloads.csv_requests import write_csv
 from hbmtwin.workloads.lengths import Fixed, Length, LogNormal, Quantiles, Uniform, length_from
 from hbmtwin.workloads.open_loop import OpenLoop
+from hbmtwin.workloads.priorities import Priorities
 from hbmtwin.workloads.records import (
     Request,
     Source,
@@ -36,6 +37,7 @@ __all__ = [
     "LogNormal",
     "LogNormalTime",
     "OpenLoop",
+    "Priorities",
     "Quantiles",
     "Replay",
     "Request",

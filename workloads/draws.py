@@ -35,6 +35,7 @@ class Purpose(StrEnum):
     PROMPT_TOKENS = "prompt_tokens"
     OUTPUT_TOKENS = "output_tokens"
     THINK_TIME = "think_time"
+    PRIORITY = "priority"
 
 
 def bits(seed: int, purpose: str, session: int, turn: int) -> int:
