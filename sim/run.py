@@ -73,9 +73,9 @@ class Twin:
         self.device = device_of(scenario)
         self.max_model_len = max_model_len_of(scenario, self.model)
         self.longest_request = longest_request_of(scenario, self.max_model_len)
+        self.max_num_batched_tokens = max_num_batched_tokens_of(scenario, self.max_model_len)
         self.layout = layout_of(scenario, self.model, self.device)
         check_states(scenario, self.model)
-        self.max_num_batched_tokens = max_num_batched_tokens_of(scenario, self.max_model_len)
         self.mamba_mode = mamba_mode(scenario, self.model)
         self.kept_model, self.sinks = with_windows(scenario, self.model)
         """As the KV policy keeps it: with the windows that it makes use of."""
@@ -109,11 +109,11 @@ class Twin:
             bucket_tokens=scenario.scheduler.bucket_tokens,
             preemption_mode=scenario.scheduler.preemption_mode,
             state_block_size=state_block_size(self.pool),
-        )
-        make_scheduler: Any = schedulers.get(scenario.scheduler.policy)
             enable_chunked_prefill=scenario.scheduler.enable_chunked_prefill,
             long_prefill_token_threshold=scenario.scheduler.long_prefill_token_threshold,
             scheduling_policy=scenario.scheduler.scheduling_policy,
+        )
+        make_scheduler: Any = schedulers.get(scenario.scheduler.policy)
         self.scheduler: Scheduler = make_scheduler(config)
 
     def _pool(self) -> BlockPool:

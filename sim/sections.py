@@ -101,7 +101,6 @@ class SchedulerSection(Section):
     preemption_mode: Literal["auto", "recompute", "swap"] = Field(
         "auto", description="vllm_v0 only: how requests give way; auto: swap where several samples of a prompt run"
     )
-
     enable_chunked_prefill: bool = Field(
         True, description="vllm only: prompts in chunks; false: whole, and a step may compute max_model_len tokens"
     )
@@ -111,6 +110,7 @@ class SchedulerSection(Section):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="vllm only: who comes first and who gives way; priority: see workload.priorities"
     )
+
 
 class MemorySection(Section):
     """Who places which bytes, and what happens when they run out."""
@@ -204,12 +204,12 @@ class WorkloadSection(Section):
     prompt_tokens: LengthSpec | None = Field(None, description="new prompt tokens of a turn")
     output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
     system_prompt_tokens: int | None = Field(None, ge=0, le=2**40, description="prefix that every prompt shares")
-
     priorities: list[Annotated[float, Field(ge=0, le=1e9)]] | None = Field(
         None,
         min_length=1,
         description="weights with which sessions get priority 0 (goes first), 1, ...; none: all have 0",
     )
+
 
 class SessionSection(Section):
     """Conversations of several turns."""
