@@ -70,6 +70,11 @@ def check_states(scenario: Scenario, model: ModelShape) -> None:
             "kv_cache.mamba_cache_mode: none keeps no state for later requests, so that kv_cache.enable_prefix_caching "
             "finds nothing: use all or align, or set that to false"
         )
+    if mode == "align" and scenario.scheduler.policy != "vllm":
+        raise ScenarioError(
+            f"kv_cache.mamba_cache_mode: align ends chunks of a prompt at states, and {scenario.scheduler.policy} does "
+            "not; use all, or scheduler.policy = 'vllm'"
+        )
 
 
 def state_notes(scenario: Scenario, model: ModelShape, pool: BlockPool, block_size: int) -> tuple[str, ...]:

@@ -74,9 +74,10 @@ def layout_of(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLa
 
 
 def max_num_batched_tokens_of(scenario: Scenario, max_model_len: int) -> int:
-    """Most tokens that one step computes: at least *max_model_len* where vLLM does not cut prompts into chunks."""
+    """Most tokens that one step computes: at least *max_model_len* where prompts are not cut into chunks."""
     scheduler = scenario.scheduler
-    if scheduler.policy == "vllm" and not scheduler.enable_chunked_prefill:
+    whole = scheduler.policy == "vllm" and not scheduler.enable_chunked_prefill
+    if whole or scheduler.policy == "prefill_first":
         return max(scheduler.max_num_batched_tokens, max_model_len)
     return scheduler.max_num_batched_tokens
 
@@ -87,7 +88,10 @@ def batch_notes(scenario: Scenario, max_model_len: int) -> tuple[str, ...]:
     given = f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens}"
     raised = max_num_batched_tokens_of(scenario, max_model_len)
     if raised > scheduler.max_num_batched_tokens:
-        return (f"{given} is raised to max_model_len, {raised}, for scheduler.enable_chunked_prefill is false",)
+        why = "scheduler.enable_chunked_prefill is false"
+        if scheduler.policy == "prefill_first":
+            why = "prefill_first computes prompts whole"
+        return (f"{given} is raised to max_model_len, {raised}, for {why}",)
     if scheduler.policy != "vllm_v0" or max_model_len <= scheduler.max_num_batched_tokens:
         return ()
     return (

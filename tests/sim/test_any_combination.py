@@ -42,6 +42,7 @@ SMALL = {
 RETENTION_TEXTS = ("full", "truncate(100)", "forget(100, 30)", "sliding_window(100)", "sink_recent(4, 90)")
 SCHEDULERS = (
     {"scheduler.policy": "vllm"},
+    {"scheduler.policy": "prefill_first"},
     *(
         {"scheduler.policy": "static_batch", "scheduler.batching": batching}
         for batching in ("padded", "sorted", "buckets", "variable")
@@ -183,8 +184,8 @@ def test_schedulers_by_policy_and_what_stays_between_turns() -> None:
         kv_cache__retention=("full", "sliding_window(100)"),
     )
     refused = {key: seen[key] for key in ("session.between_turns", "kv_cache.retention", "scheduler.policy")}
-    assert refused == {"session.between_turns": 46, "kv_cache.retention": 26, "scheduler.policy": 48}
-    assert seen["ran"] == 144 - sum(refused.values())
+    assert refused == {"session.between_turns": 54, "kv_cache.retention": 30, "scheduler.policy": 48}
+    assert seen["ran"] == 168 - sum(refused.values())
 
 
 def test_allocators_of_weights_and_cache_by_policy() -> None:
