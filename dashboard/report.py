@@ -21,6 +21,7 @@ from hbmtwin.dashboard.remarks import alert_text
 from hbmtwin.dashboard.settings import settings_table
 from hbmtwin.dashboard.verdict import (
     HEADER,
+    goodput_text,
     headline,
     oom_in_words,
     rejections_text,
@@ -55,6 +56,7 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
         table=_table(results),
         settings=_settings(results),
         deaths="\n".join(_death(name, summaries[name]) for name in died),
+        goodput="\n".join(_goodput(name, s["goodput"]) for name, s in summaries.items() if s["goodput"]),
         memory=_inline(memory_over_time(results), "memory"),
         monitor=_inline(kv_monitor_over_time(results), "monitor"),
         alerts=_alerts(summaries),
@@ -95,6 +97,10 @@ def _setting(result: Result) -> str:
 def _death(name: str, summary: Mapping[str, Any]) -> str:
     log = f"<br><small>{html.escape(text)}</small>" if (text := server_log(summary["oom"])) else ""
     return f'<p class="oom"><strong>{html.escape(name)}.</strong> {html.escape(oom_in_words(summary["oom"]))}{log}</p>'
+
+
+def _goodput(name: str, goodput: Mapping[str, Any]) -> str:
+    return f"<p><strong>{html.escape(name)}</strong>: goodput {html.escape(goodput_text(goodput))}.</p>"
 
 
 def _table(results: Mapping[str, Result]) -> str:

@@ -27,6 +27,8 @@ CAUSES = {
 
 TAGS = {"weight": "weights", "activation": "activations", "workspace": "workspace", "kv": "KV"}
 
+SLO_NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
+
 HEADER = (
     "policy",
     "verdict",
@@ -180,6 +182,17 @@ def rejections_text(summary: Summary) -> str:
 def percent_text(ratio: float | None) -> str:
     """A ratio as percent, or a dash where there is none."""
     return MISSING if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def goodput_text(goodput: Summary) -> str:
+    """Requests a second that met every objective, their share, and the share that met each where there are several."""
+    rate = number_text(goodput["requests_per_s"], 1, 3)
+    text = f"{rate} requests/s, {goodput['requests_met']:,} met the SLO ({percent_text(goodput['share_met'])})"
+    each = goodput["share_met_by_slo"]
+    if len(each) > 1:
+        words = (f"{SLO_NAMES[key]} {percent_text(share)}" for key, share in each.items())
+        text += f": {', '.join(words)}"
+    return text if goodput["attained"] else f"{text}; missed"
 
 
 def dropped_text(summary: Summary) -> str:

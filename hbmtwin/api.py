@@ -28,6 +28,7 @@ from hbmtwin.sim.run import DoesNotFit, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
 from hbmtwin.sim.serial_reuse import ReuseTerms, reuse_terms
+from hbmtwin.sim.slo import objectives
 from hbmtwin.sim.what_would_hold import ran_short, what_would_hold
 from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 from hbmtwin.workloads.records import Request, Source, WorkloadError
@@ -78,6 +79,7 @@ __all__ = [
     "models",
     "mooncake_requests",
     "notes",
+    "objectives",
     "per_op_rows",
     "ran_short",
     "read_memory_trace",

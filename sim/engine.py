@@ -230,7 +230,7 @@ class Engine:
             self._row(time_ns, self._slots_after(plan, step), counts)
         self._advance(plan, k - done)
         self.forward.repeat(k - 1)
-        self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted)
+        self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted, leap.end_of)
         sampled = chain(plan.scheduled, ((s, 0) for s in plan.forked))
         for s, new in sampled if k == 1 else ():  # leaps of more than one step hold no first token
             times = self._live[s.id]

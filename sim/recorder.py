@@ -7,7 +7,7 @@ end after each tick of a fixed interval of simulated time. Nothing here depends 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -118,7 +118,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self._map_spacing_ns = self.checkpoint_ns or self.interval_ns
         self._steps = {name: [] for name in ("step", "start_ns", "duration_ns", "repeat", "seq_ids", "new_tokens")}
-        self._steps |= {name: [] for name in ("context_tokens", "preempted")}
+        self._steps |= {name: [] for name in ("context_tokens", "preempted", "step_ends_ns")}
         self._trace = {name: [] for name in ("op", "id", "size", "stream", "arg", "step", "time_ns", "tag", "owner")}
         self._trace["allocator"] = []
         allocators, self.allocators = self.allocators, []
@@ -226,8 +226,12 @@ class Recorder:
         repeat: int,
         scheduled: Sequence[tuple[KVSequence, int]],
         preempted: Sequence[KVSequence],
+        end_of: Callable[[int], int],
     ) -> None:
-        """Count *repeat* equal steps, and keep them where asked for. Called before their counts are committed."""
+        """Count *repeat* equal steps, and keep them where asked for. Called before their counts are committed.
+
+        *end_of* tells when a step of them ends, from 1.
+        """
         if self.steps_wanted:
             s = self._steps
             s["step"].append(self.step)
@@ -238,6 +242,7 @@ class Recorder:
             s["new_tokens"].append([new for _, new in scheduled])
             s["context_tokens"].append([q.num_computed_tokens for q, _ in scheduled])
             s["preempted"].append([q.id for q in preempted])
+            s["step_ends_ns"].append([end_of(step) for step in range(1, repeat + 1)])
         self.step += repeat
 
     def timeline(self) -> pd.DataFrame:

@@ -30,7 +30,7 @@ FILES = frozenset(
 )
 STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "start_ns", "duration_ns", "repeat")]
-    + [(name, pa.list_(pa.int64())) for name in ("seq_ids", "new_tokens", "context_tokens", "preempted")]
+    + [(name, pa.list_(pa.int64())) for name in ("seq_ids", "new_tokens", "context_tokens", "preempted", "step_ends_ns")]
 )
 """Said outright: a run without a preemption, or without a step, has nothing to guess the types from."""
 

@@ -44,6 +44,8 @@ from hbmtwin.sim.resolve import (
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
+from hbmtwin.sim.slo import goodput
+from hbmtwin.sim.token_gaps import token_gaps
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads.records import Source
 
@@ -377,12 +379,15 @@ class Twin:
 
     def _result(self, engine: Engine, allocators: list[DeviceAllocator]) -> Result:
         timeline, requests = self.recorder.timeline(), self.recorder.requests()
+        steps = self.recorder.steps()
         stats = [a.stats() for a in allocators]
+        counts = summary.request_counts(requests, self.source.total_requests)
         ends = requests.loc[requests["end_ns"] >= 0, "end_ns"]
+        makespan_s = (int(ends.max()) if len(ends) else 0) / 1e9
         return Result(
             scenario=self.scenario,
             summary={
-                **summary.request_counts(requests, self.source.total_requests),
+                **counts,
                 "preemptions": engine.preemptions,
                 **summary.dropped(requests),
                 "prefix_cache": self._prefix_cache(),
@@ -396,7 +401,9 @@ class Twin:
                 **summary.memory_means(timeline, self.kv_budget_bytes),
                 "alerts": alerts(kv_monitor(timeline, self.kv_budget_bytes), limits_of(self.scenario.results)),
                 **summary.latencies(requests),
-                "makespan_s": (int(ends.max()) if len(ends) else 0) / 1e9,
+                "itl_s": None if steps is None else token_gaps(requests, steps).percentiles(),
+                "goodput": goodput(requests, self.scenario.slo, counts["requests_total"], makespan_s),
+                "makespan_s": makespan_s,
                 "simulated_output_tokens": int(requests["output_tokens"].sum()),
                 "basis": self.cost.basis,
                 "seed": self.scenario.seed,
@@ -412,7 +419,7 @@ class Twin:
             timeline=timeline,
             requests=requests,
             checkpoints=self.recorder.checkpoints(),
-            steps=self.recorder.steps(),
+            steps=steps,
             memory_trace=self.recorder.memory_trace(),
             cache_events=self.recorder.cache_events(),
         )

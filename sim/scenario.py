@@ -29,6 +29,7 @@ from hbmtwin.sim.sections import (
     SchedulerSection,
     Section,
     SessionSection,
+    SloSection,
     WorkloadSection,
 )
 
@@ -87,6 +88,7 @@ class Scenario(Section):
     kv_cache: KVCacheSection = KVCacheSection()
     workload: WorkloadSection = WorkloadSection()
     session: SessionSection = SessionSection()
+    slo: SloSection = SloSection()
     results: ResultsSection = ResultsSection()
     calibration: CalibrationSection = CalibrationSection()
     _overridden: tuple[str, ...] = PrivateAttr(())

@@ -5,6 +5,7 @@
     model  device  engine                  what is served, on what, and how it is laid out
     scheduler  memory  kv_cache            who runs, who places which bytes, how sequences get room
     workload  session                      who asks
+    slo                                    what was promised
     results  calibration                   what is kept, where times come from
 
 Keys that two settings or a model must agree on are checked elsewhere (:mod:`hbmtwin.sim.legality`).
@@ -220,6 +221,17 @@ class SessionSection(Section):
     turns: LengthSpec | None = Field(None, description="turns of a session")
     think_time_s: Annotated[float, Field(ge=0)] | dict[str, Any] | None = Field(
         None, description="time from an answer to the next turn: seconds, or a table like those of tokens"
+    )
+
+
+class SloSection(Section):
+    """What was promised to whoever asks: the objectives that goodput counts."""
+
+    ttft_s: float | None = Field(None, gt=0, description="longest time to the first token (TTFT); none: any")
+    tpot_s: float | None = Field(None, gt=0, description="longest time per output token (TPOT); none: any")
+    e2e_s: float | None = Field(None, gt=0, description="longest time from arrival to the last token; none: any")
+    attainment: float = Field(
+        0.9, gt=0, le=1, description="share of requests that must meet all of them: less, and --fail-on-slo exits with 3"
     )
 
 

@@ -2,7 +2,8 @@
 
 Exit codes: 0 done (an out-of-memory death is a result), 1 failure (traffic or files that cannot be read or written,
 something to compare with that is not there), 2 usage (a key, value or combination that makes no sense), 3 does not fit,
-or died with ``--fail-on-oom``, or differs from the real one, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+or died with ``--fail-on-oom``, or served too few as promised with ``--fail-on-slo``, or differs from the real one, 130
+interrupted (Ctrl-C), 143 terminated (SIGTERM).
 
 The simulator, pandas and Plotly are imported inside the verbs that need them: together they cost most of a second,
 which ``--help`` and shell completion should not pay.
@@ -17,6 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -66,6 +68,13 @@ Variants = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Seed of every random draw; default: the scenario's.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text for people.")]
 FailOnOom = Annotated[bool, typer.Option("--fail-on-oom", help="Exit with 3 when a server died of memory.")]
+FailOnSlo = Annotated[
+    bool,
+    typer.Option("--fail-on-slo", help="Exit with 3 when less than slo.attainment of the requests met the SLO."),
+]
+
+
+NO_SLO = "--fail-on-slo: no objective is set; add one, e.g. --set slo.ttft_s=2 (there are ttft_s, tpot_s, e2e_s)"
 
 
 class UsageError(typer.TyperException):
@@ -222,6 +231,7 @@ def run(
     seed: Seed = None,
     json_: Json = False,
     fail_on_oom: FailOnOom = False,
+    fail_on_slo: FailOnSlo = False,
     cures: Annotated[
         bool,
         typer.Option(
@@ -231,7 +241,7 @@ def run(
     ] = False,
 ) -> int:
     """Simulate one scenario."""
-    from hbmtwin.api import Scenario
+    from hbmtwin.api import Scenario, objectives
     from hbmtwin.api import run as simulate
     from hbmtwin.cli.progress import progress_of_run
     from hbmtwin.cli.tables import print_cures, print_run
@@ -239,6 +249,8 @@ def run(
 
     _check_target(out)
     loaded = Scenario.load(scenario, overrides=overrides or (), seed=seed)
+    if fail_on_slo and not objectives(loaded.slo):
+        raise UsageError(NO_SLO)
     begin = time.monotonic()
     with progress_of_run() as progress:
         result = simulate(loaded, progress=progress)
@@ -258,7 +270,7 @@ def run(
         print_run(_stdout(), name, result.summary, wall_s)
         if result.summary.get("what_would_hold"):
             print_cures(_stdout(), result.summary["what_would_hold"])
-    return DOES_NOT_FIT if fail_on_oom and result.oom is not None else OK
+    return _verdict([result], fail_on_oom, fail_on_slo)
 
 
 @app.command()
@@ -279,9 +291,10 @@ def compare(
     seed: Seed = None,
     json_: Json = False,
     fail_on_oom: FailOnOom = False,
+    fail_on_slo: FailOnSlo = False,
 ) -> int:
     """Run KV-memory policies and variants of your own on the same traffic, and write a report."""
-    from hbmtwin.api import PRESETS, write_directory
+    from hbmtwin.api import PRESETS, Scenario, ScenarioError, objectives, write_directory
     from hbmtwin.api import compare as simulate
     from hbmtwin.cli.progress import progress_of_runs
     from hbmtwin.cli.tables import print_comparison
@@ -293,6 +306,12 @@ def compare(
     names = _presets(policies) if policies is not None else list(PRESETS)
     if not names and not own:
         raise UsageError("nothing to compare: write for example --policies caching,paged, or give a --variant")
+    if fail_on_slo:
+        with suppress(ScenarioError):  # the comparison tells it, and of which run
+            for name in ([""] if names else []) + [*own]:
+                loaded = Scenario.load(scenario, overrides=[*(overrides or ()), *own.get(name, ())])
+                if not objectives(loaded.slo):
+                    raise UsageError(NO_SLO)
     _check_target(out)
     begin = time.monotonic()
     with progress_of_runs(len(names) + len(own)) as finished:
@@ -316,7 +335,7 @@ def compare(
         settings = {name: result.scenario for name, result in results.items()} if own else None
         print_comparison(_stdout(), summaries, wall_s, same_traffic(results) if len(results) > 1 else "", settings)
     print(f"report: {out / 'report.html'}", file=sys.stderr)
-    return DOES_NOT_FIT if fail_on_oom and any(r.oom is not None for r in results.values()) else OK
+    return _verdict(list(results.values()), fail_on_oom, fail_on_slo)
 
 
 @app.command()
@@ -398,6 +417,13 @@ def _with_cures(result: Result) -> Result:
 
 def _tell_left_out(name: str, reason: str) -> None:
     print(f"note: the preset {name!r} is left out: {reason}", file=sys.stderr)
+
+
+def _verdict(results: Sequence[Result], fail_on_oom: bool, fail_on_slo: bool) -> int:
+    """The exit code of runs that ended: 3 where one failed in what was asked for."""
+    died = fail_on_oom and any(result.oom is not None for result in results)
+    missed = fail_on_slo and not all(result.summary["goodput"]["attained"] for result in results)
+    return DOES_NOT_FIT if died or missed else OK
 
 
 def _presets(policies: str) -> list[str]:

@@ -25,6 +25,7 @@ from hbmtwin.dashboard.verdict import (
     cause_text,
     dropped_text,
     fate,
+    goodput_text,
     headline,
     number_text,
     oom_in_words,
@@ -64,6 +65,8 @@ def print_comparison(
             console.print(f"[bold]{escape(name)}[/bold]: {escape(oom_in_words(summary['oom']))}")
         if summary["requests_rejected"]:
             console.print(f"[bold]{escape(name)}[/bold]: rejected {escape(rejections_text(summary))}.")
+        if summary["goodput"]:
+            console.print(f"[bold]{escape(name)}[/bold]: goodput {escape(goodput_text(summary['goodput']))}.")
     if any(s["oom"] is not None for s in summaries.values()):
         console.print("Latencies of a policy that died cover only what it lived through.", style="dim")
     console.print(
@@ -232,7 +235,8 @@ def _run_lines(s: Summary) -> list[tuple[str, str]]:
             f"internal fragmentation {percent_text(s['internal_fragmentation_mean'])}, "
             f"external {percent_text(s['external_fragmentation_mean'])}",
         ),
-        *((label, _percentiles(s[key])) for label, key in _LATENCIES),
+        *((label, _percentiles(s[key])) for label, key in _LATENCIES if s[key] is not None),
+        *([("goodput", goodput_text(s["goodput"]))] if s["goodput"] else []),
         (
             "output",
             f"{s['simulated_output_tokens']:,} tokens in {seconds_text(s['makespan_s'])} of simulated time",
@@ -240,7 +244,10 @@ def _run_lines(s: Summary) -> list[tuple[str, str]]:
     ]
 
 
-_LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"), ("queue", "queue_s"))
+_LATENCIES = (
+    *(("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s")),
+    *(("end to end", "e2e_s"), ("queue", "queue_s")),
+)
 
 
 def _percentiles(values: Mapping[str, float | None]) -> str:

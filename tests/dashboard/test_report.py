@@ -90,6 +90,14 @@ def test_alerts_are_counted_and_listed(results: dict[str, Result], tmp_path: Pat
         assert ("and 10 more in summary.json" in page) is (count == 60)
 
 
+def test_goodput_is_told_where_something_was_promised(results: dict[str, Result], tmp_path: Path) -> None:
+    promised = run(Scenario.load(overrides=["workload.num_prompts=4", "session.turns=1", "slo.ttft_s=1000"]))
+    write_report({"paged": results["paged"], "few": promised}, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("</strong>: goodput ") == 1
+    assert "requests/s, 4 met the SLO (100.0 %).</p>" in page
+
+
 def test_a_comparison_of_different_traffic_does_not_say_the_same(results: dict[str, Result], tmp_path: Path) -> None:
     other = run(Scenario.load(overrides=["workload.num_prompts=4", "session.turns=1"]))
     write_report({"paged": results["paged"], "few": other}, tmp_path / "report.html")

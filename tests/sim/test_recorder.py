@@ -55,7 +55,7 @@ def test_the_columns_are_those_of_the_design() -> None:
         "requests": "id session turn sample tenant arrival_ns scheduled_ns first_token_ns end_ns prompt_tokens "
         "cached_tokens output_tokens preemptions dropped_tokens status reason",
         "checkpoints": "time_ns op_index level address size requested state tag owner",
-        "steps": "step start_ns duration_ns repeat seq_ids new_tokens context_tokens preempted",
+        "steps": "step start_ns duration_ns repeat seq_ids new_tokens context_tokens preempted step_ends_ns",
         "memory_trace": "op id size stream arg step time_ns tag owner allocator",
     }
     for name, expected in columns.items():
@@ -151,6 +151,8 @@ def test_steps_are_numbered_through_and_account_for_every_token() -> None:
     ends = steps["start_ns"] + steps["duration_ns"]
     assert (steps["start_ns"].iloc[1:].to_numpy() >= ends.iloc[:-1].to_numpy()).all()
     assert all(len(a) == len(b) == len(c) for a, b, c in steps[["seq_ids", "new_tokens", "context_tokens"]].values)
+    assert [len(e) for e in steps["step_ends_ns"]] == list(steps["repeat"])
+    assert [e[-1] for e in steps["step_ends_ns"]] == list(ends)
     requests = result.requests
     assert set(requests["status"]) == {"completed"}
     computed = sum(sum(new) + (repeat - 1) * len(new) for new, repeat in steps[["new_tokens", "repeat"]].values)
