@@ -23,19 +23,7 @@ class Vllm:
 
     def __init__(self, core: Mapping[str, Any], pool: Pool) -> None:
         self.core, self.pool = core, pool
-        interface = core["kv_cache_interface"]
-        specs = [spec_of(interface, group) for group in pool.groups]
-        config = interface.KVCacheConfig(
-            num_blocks=pool.num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[interface.KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)],
-        )
-        sizes = [group.block_size for group in pool.groups]
-        whole, keyed = lcm(*sizes), gcd(*sizes)
-        sha256 = core["hashing"].sha256
-        core["kv_cache_utils"].init_none_hash(sha256)
-        # As resolve_kv_cache_block_sizes has it: keys are as fine as the smallest block, if there are keys at all.
-        hash_block_size = keyed if pool.caching else whole
+        config, whole, hash_block_size, self.hasher = cache_of(core, pool)
         self.manager = core["kv_cache_manager"].KVCacheManager(
             config,
             max_model_len=pool.max_model_len,
@@ -47,7 +35,6 @@ class Vllm:
             log_stats=True,
             enable_kv_cache_events=pool.caching,
         )
-        self.hasher = core["kv_cache_utils"].get_request_block_hasher(hash_block_size, sha256) if pool.caching else None
         self.status = core["request"].RequestStatus
         self.requests: dict[int, Any] = {}
         self.tokens: dict[int, Sequence[int]] = {}
@@ -170,6 +157,26 @@ class Vllm:
 
     def check(self) -> None:
         """Nothing: vLLM has its own assertions."""
+
+
+def cache_of(core: Mapping[str, Any], pool: Pool) -> tuple[Any, int, int, Any]:
+    """Its KVCacheConfig, the scheduler's block size, the size of the blocks that have keys, and what makes them."""
+    interface, utils = core["kv_cache_interface"], core["kv_cache_utils"]
+    config = interface.KVCacheConfig(
+        num_blocks=pool.num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[
+            interface.KVCacheGroupSpec([f"layer{i}"], spec_of(interface, group)) for i, group in enumerate(pool.groups)
+        ],
+    )
+    sizes = [group.block_size for group in pool.groups]
+    whole, keyed = lcm(*sizes), gcd(*sizes)
+    sha256 = core["hashing"].sha256
+    utils.init_none_hash(sha256)
+    # As resolve_kv_cache_block_sizes has it: keys are as fine as the smallest block, if there are keys at all.
+    hash_block_size = keyed if pool.caching else whole
+    hasher = utils.get_request_block_hasher(hash_block_size, sha256) if pool.caching else None
+    return config, whole, hash_block_size, hasher
 
 
 def spec_of(interface: Any, group: KVGroup) -> Any:

@@ -1,8 +1,8 @@
-"""vLLM's own block manager on a machine without a device: its unmodified files, imported without the rest of it.
+"""vLLM's own block manager and scheduler on a machine without a device: their unmodified files, without the rest of it.
 
-The files that decide which block goes where (``REAL``) are read from the source package of one version. Whatever else
-they import (torch, the configuration, logging, ZMQ) is a stub; a stub that is called and is not known to be harmless
-(``HARMLESS``) stops the run, so no decision can come from one.
+The files that decide who computes what, and which block goes where (``REAL``), are read from the source package of one
+version. Whatever else they import (torch, the configuration, logging, ZMQ) is a stub; a stub that is called and is not
+known to be harmless (``HARMLESS``) stops the run, so no decision can come from one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,16 @@ REAL = (
     "vllm.utils.hashing",
     "vllm.utils.math_utils",
     "vllm.v1.core.block_pool",
+    "vllm.v1.core.encoder_cache_manager",
     "vllm.v1.core.kv_cache_coordinator",
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.core.kv_cache_metrics",
     "vllm.v1.core.kv_cache_utils",
+    "vllm.v1.core.sched.interface",
+    "vllm.v1.core.sched.output",
+    "vllm.v1.core.sched.request_queue",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.core.sched.utils",
     "vllm.v1.core.single_type_kv_cache_manager",
     "vllm.v1.kv_cache_interface",
     "vllm.v1.kv_cache_spec_registry",
@@ -46,10 +52,11 @@ HARMLESS = frozenset(
     {
         "vllm.logger.init_logger",
         "vllm.config.get_current_vllm_config_or_none",
+        "vllm.distributed.kv_events.EventPublisherFactory.create",
         "vllm.platforms.current_platform.register_custom_kv_cache_specs",
     }
 )
-"""Stubs that may be called: what they answer is logged, shown or ignored, never looked at to place a block."""
+"""Stubs that may be called: what they answer is logged, sent or ignored, never looked at to decide something."""
 OUTSIDE = ("torch", "cbor2", "uvloop")
 """Packages that the real files import at their top and do not use here."""
 
@@ -97,13 +104,19 @@ class _NoStructuredOutput:
         """None: no request here asks for a grammar."""
 
 
-class _Event(SimpleNamespace):
-    """A cache event without the machinery that sends it: the fields that vLLM's block pool gives it."""
+class _Record(SimpleNamespace):
+    """A cache event or an answer without the machinery that sends it: the fields that vLLM's core gives it."""
 
 
-EVENTS = {
-    f"vllm.distributed.kv_events.{name}": type(name, (_Event,), {})
-    for name in ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+RECORDS = {
+    path: type(path.rpartition(".")[2], (_Record,), {})
+    for path in (
+        "vllm.distributed.kv_events.BlockStored",
+        "vllm.distributed.kv_events.BlockRemoved",
+        "vllm.distributed.kv_events.AllBlocksCleared",
+        "vllm.v1.engine.EngineCoreOutput",
+        "vllm.v1.engine.EngineCoreOutputs",
+    )
 }
 """Stubs that are records: the real ones are the same fields, made to be packed and sent."""
 
@@ -112,7 +125,7 @@ class _StubModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        record = EVENTS.get(f"{self.__name__}.{name}")
+        record = RECORDS.get(f"{self.__name__}.{name}")
         if record is not None:
             return record
         if name == "StructuredOutputRequest":
