@@ -8,10 +8,11 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 from typing import NamedTuple
 
 from hbmtwin.allocators.contract import DeviceAllocator, Driver, KVPolicy
-from hbmtwin.allocators.records import Tag
+from hbmtwin.allocators.records import AllocatorUsage, Tag
 
 
 class Row(NamedTuple):
@@ -64,12 +65,8 @@ class Books:
 
     def row(self, running_tokens: int, padding_tokens: int = 0, num_running: int = 0) -> Row:
         """The row of this moment; all counts are the scheduler's. Raise BooksDoNotClose."""
-        usages = [a.usage() for a in self.allocators]
-        by_tag = [sum(u.requested_by_tag[tag] for u in usages) for tag in Tag]
-        kv = self.kv.usage()
-        pool_free = sum(u.pool_free for u in usages)
-        rounding = sum(u.allocated - u.requested for u in usages)
-        external = sum(u.reserved - u.allocated - u.pending - u.pool_free for u in usages)
+        arenas, kv = self._allocators_usage(), self.kv.usage()
+        by_tag = arenas.requested_by_tag
         free, total = self.driver.mem_info()
         kv_padding = padding_tokens * self.token_bytes
         kv_tokens = running_tokens * self.token_bytes - kv.dropped - kv.shared
@@ -77,18 +74,18 @@ class Books:
             tenants=self.driver.tenants_bytes,
             static=self.static_bytes,
             weights=by_tag[Tag.WEIGHT],
-            activations=by_tag[Tag.ACTIVATION] + by_tag[Tag.WORKSPACE] + sum(u.workspace for u in usages),
+            activations=by_tag[Tag.ACTIVATION] + by_tag[Tag.WORKSPACE] + arenas.workspace,
             kv_tokens=kv_tokens,
             kv_padding=kv_padding,
             kv_state=kv.state,
             kv_parked=kv.parked,
             kv_unfilled=kv.unfilled,
             growth_copy=kv.growth_copy,
-            rounding=rounding,
-            external=external,
-            pending_events=sum(u.pending for u in usages),
+            rounding=arenas.allocated - arenas.requested,
+            external=arenas.reserved - arenas.allocated - arenas.pending - arenas.pool_free,
+            pending_events=arenas.pending,
             kv_cached=kv.cached,
-            kv_pool_free=kv.pool + pool_free,
+            kv_pool_free=kv.pool + arenas.pool_free,
             driver_free=free,
         )
         if (slots := kv_tokens + kv_padding) != kv.token:
@@ -101,3 +98,19 @@ class Books:
         if sum(row) != total or min(row) < 0:
             raise BooksDoNotClose(f"the row sums to {sum(row)} bytes of {total}: {row}")
         return row
+
+    def _allocators_usage(self) -> AllocatorUsage:
+        """All allocators together."""
+        usage, *others = [a.usage() for a in self.allocators]
+        for other in others:
+            usage = AllocatorUsage(
+                reserved=usage.reserved + other.reserved,
+                allocated=usage.allocated + other.allocated,
+                requested=usage.requested + other.requested,
+                pending=usage.pending + other.pending,
+                pool_free=usage.pool_free + other.pool_free,
+                largest_free=max(usage.largest_free, other.largest_free),
+                requested_by_tag=tuple(map(add, usage.requested_by_tag, other.requested_by_tag)),
+                workspace=usage.workspace + other.workspace,
+            )
+        return usage
