@@ -183,6 +183,13 @@ class RadixPolicy(PoolPolicy):
             )
         return node
 
+    def available_tokens(self, s: KVSequence | None = None, hit: int = 0) -> int:
+        """Slots that could be had, free or evicted, if *s* adopted *hit* tokens. ValueError if it cannot adopt them."""
+        pages = self._room()
+        if s is not None and hit:
+            pages -= self._tree.idle(self._adoptable(s, hit))
+        return pages * self.config.block_size
+
     # -- the pool ----------------------------------------------------------------------------------------------------
 
     def _room(self) -> int:

@@ -24,6 +24,7 @@ SCHEDULER_KEYS = {
     "enable_chunked_prefill": "vllm",
     "long_prefill_token_threshold": "vllm",
     "scheduling_policy": "vllm",
+    "schedule_conservativeness": "sglang",
 }
 """Of ``[scheduler]``: they concern one policy each."""
 GENERATOR_KEYS = ("users", "request_rate", "burstiness", "prompt_tokens", "output_tokens", "system_prompt_tokens")

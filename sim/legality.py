@@ -52,6 +52,7 @@ def check(scenario: Scenario) -> None:
             "beside another arena; use it as memory.kv_arena"
         )
     _check_release(scenario)
+    _check_scheduler(scenario)
     _check_samples(scenario)
     arena = device_allocators.get(scenario.memory.kv_arena)
     policy = kv_policy(scenario)
@@ -263,6 +264,16 @@ def _check_release(scenario: Scenario) -> None:
         raise ScenarioError(
             f"scheduler.policy: 'vllm_v0' swaps and forks blocks, which {told(scenario)} does not; use vllm, or "
             "kv_cache.policy = 'paged' with kv_cache.version = 'v0'"
+        )
+
+
+def _check_scheduler(scenario: Scenario) -> None:
+    """Schedulers that count the blocks of one policy go with no other."""
+    policy = scenario.scheduler.policy
+    if policy == "sglang" and scenario.kv_cache.policy != "radix":
+        raise ScenarioError(
+            f"scheduler.policy: 'sglang' counts the slots of SGLang's pool, which {told(scenario)} does not have; use "
+            "vllm, or kv_cache.policy = 'radix'"
         )
 
 

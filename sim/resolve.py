@@ -82,6 +82,16 @@ def max_num_batched_tokens_of(scenario: Scenario, max_model_len: int) -> int:
     return scheduler.max_num_batched_tokens
 
 
+def check_pages(scenario: Scenario, block_size: int) -> None:
+    """Refuse chunks that would end inside a page where prompts are cut at pages. Raise ScenarioError."""
+    scheduler = scenario.scheduler
+    if scheduler.policy == "sglang" and scheduler.max_num_batched_tokens % block_size:
+        raise ScenarioError(
+            f"scheduler.max_num_batched_tokens: sglang cuts prompts at whole pages; use a multiple of {block_size}, "
+            f"not {scheduler.max_num_batched_tokens}, or another kv_cache.block_size"
+        )
+
+
 def batch_notes(scenario: Scenario, max_model_len: int) -> tuple[str, ...]:
     """What is made of a token budget below the longest request where prompts are computed whole."""
     scheduler = scenario.scheduler

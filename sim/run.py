@@ -34,6 +34,7 @@ from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
 from hbmtwin.sim.resolve import (
     batch_notes,
+    check_pages,
     device_notes,
     device_of,
     layout_of,
@@ -96,6 +97,7 @@ class Twin:
         except ValueError as error:
             raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
         self.block_size = scenario.kv_cache.block_size or self.device.default_block_size
+        check_pages(scenario, self.block_size)
         self.pool = self._pool()
         self.budget = self._budget()
         if not self.budget.fits:
@@ -114,6 +116,7 @@ class Twin:
             enable_chunked_prefill=scenario.scheduler.enable_chunked_prefill,
             long_prefill_token_threshold=scenario.scheduler.long_prefill_token_threshold,
             scheduling_policy=scenario.scheduler.scheduling_policy,
+            schedule_conservativeness=scenario.scheduler.schedule_conservativeness,
         )
         make_scheduler: Any = schedulers.get(scenario.scheduler.policy)
         self.scheduler: Scheduler = make_scheduler(config)

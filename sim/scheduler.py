@@ -100,6 +100,8 @@ class SchedulerConfig:
     """Of ``vllm``: the most tokens that a request computes in a step; 0: no such bound."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Of ``vllm``: who is admitted first, and who gives way."""
+    schedule_conservativeness: float = 1.0
+    """Of ``sglang``: a factor on how much room is kept for what running requests may generate."""
 
 
 class Scheduler(Protocol):

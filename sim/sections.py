@@ -111,6 +111,9 @@ class SchedulerSection(Section):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="vllm only: who comes first and who gives way; priority: see workload.priorities"
     )
+    schedule_conservativeness: float = Field(
+        1.0, ge=0, le=1e6, description="sglang only: factor on the room that is kept for tokens to come"
+    )
 
 
 class MemorySection(Section):

@@ -43,6 +43,7 @@ RETENTION_TEXTS = ("full", "truncate(100)", "forget(100, 30)", "sliding_window(1
 SCHEDULERS = (
     {"scheduler.policy": "vllm"},
     {"scheduler.policy": "prefill_first"},
+    {"scheduler.policy": "sglang"},
     *(
         {"scheduler.policy": "static_batch", "scheduler.batching": batching}
         for batching in ("padded", "sorted", "buckets", "variable")
@@ -104,7 +105,11 @@ def refusals(s: Scenario) -> set[str]:
         "memory.admission": memory.admission == "reserve" and (windows or v0 or kv.policy in ("radix", "virtual")),
         "memory.oom": memory.oom in ("reject", "preempt")
         and (contiguous and kv.copy_scope == "tensor" and kv.growth != "static"),
-        "scheduler.policy": (batch.policy == "static_batch" and in_blocks) or (batch.policy == "vllm_v0") != v0,
+        "scheduler.policy": (batch.policy == "static_batch" and in_blocks)
+        or (batch.policy == "vllm_v0") != v0
+        or (batch.policy == "sglang" and kv.policy != "radix"),
+        "scheduler.max_num_batched_tokens": batch.policy == "sglang"
+        and batch.max_num_batched_tokens % (kv.block_size or 128) > 0,
         "session.between_turns": (
             s.session.between_turns == "prefix_cache" and not (in_blocks and kv.enable_prefix_caching)
         )
@@ -184,8 +189,8 @@ def test_schedulers_by_policy_and_what_stays_between_turns() -> None:
         kv_cache__retention=("full", "sliding_window(100)"),
     )
     refused = {key: seen[key] for key in ("session.between_turns", "kv_cache.retention", "scheduler.policy")}
-    assert refused == {"session.between_turns": 54, "kv_cache.retention": 30, "scheduler.policy": 48}
-    assert seen["ran"] == 168 - sum(refused.values())
+    assert refused == {"session.between_turns": 56, "kv_cache.retention": 32, "scheduler.policy": 66}
+    assert seen["ran"] == 192 - sum(refused.values())
 
 
 def test_allocators_of_weights_and_cache_by_policy() -> None:
@@ -265,6 +270,7 @@ def drawn() -> st.SearchStrategy[Keys]:
             "results.interval_s": one(0.001, 0.07, 1.0, 100.0),
         }
     )
+            "workload.priorities": one(None, [1.0, 2.0]),
 
 
 def uniform(high: int) -> Keys:
