@@ -27,6 +27,9 @@ def scenarios(preset: str) -> st.SearchStrategy[Scenario]:
         interval_ms: int,
         keep: bool,
         oom: str,
+        chunked: bool,
+        threshold: int,
+        by_priority: bool,
     ) -> Scenario:
         return Scenario.load(
             preset=preset,
@@ -44,6 +47,10 @@ def scenarios(preset: str) -> st.SearchStrategy[Scenario]:
                 f"session.between_turns={'keep' if keep else 'drop'}",
                 f"scheduler.max_num_seqs={seqs}",
                 f"scheduler.max_num_batched_tokens={batched}",
+                f"scheduler.enable_chunked_prefill={'true' if chunked else 'false'}",
+                f"scheduler.long_prefill_token_threshold={threshold}",
+                f"scheduler.scheduling_policy={'priority' if by_priority else 'fcfs'}",
+                "workload.priorities=[1, 2, 3]",
                 f"results.interval_s={interval_ms / 1000}",
                 "kv_cache.tensors=merged",
                 f"memory.oom={oom}",
@@ -63,6 +70,9 @@ def scenarios(preset: str) -> st.SearchStrategy[Scenario]:
         interval_ms=st.sampled_from([1, 70, 1000, 100_000]),
         keep=st.booleans(),
         oom=st.sampled_from(["preempt", "reject", "stop"]) if preset == "paged" else st.just("stop"),
+        chunked=st.sampled_from([True, True, False]),
+        threshold=st.sampled_from([0, 0, 40]),
+        by_priority=st.booleans(),
     )
 
 
