@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from hbmtwin.allocators.records import KVSequence
 from hbmtwin.sim.priority_queue import PriorityQueue
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.sim.scheduler import Entry, Fail, SchedulerConfig
+from hbmtwin.sim.scheduler import Entry, Fail, Plan, SchedulerConfig
+from hbmtwin.sim.vllm import _take_back
 
 from .test_scheduler import Server, buffers, request
 
@@ -207,3 +209,35 @@ def test_without_chunks_a_step_has_room_for_the_longest_request() -> None:
         "is false"
     ) in twin.run().summary["notes"]
     assert Twin(pressed("scheduler.max_num_batched_tokens=64")).scheduler.config.max_num_batched_tokens == 64
+
+
+KV = {
+    "paged": (),
+    "paged, prefix cache": ("kv_cache.enable_prefix_caching=true",),
+    "paged, 0.18": ("kv_cache.version=0.18", "kv_cache.enable_prefix_caching=true"),
+    "radix": ("kv_cache.policy=radix", "kv_cache.enable_prefix_caching=true"),
+    "virtual": ("kv_cache.policy=virtual", "memory.kv_arena=direct", "memory.oom=preempt"),
+    "groups": ("model.name=gemma-3-1b", "engine.gpu_memory_utilization=0.082"),
+}
+
+
+@pytest.mark.parametrize("kv", KV.values(), ids=KV.keys())
+def test_one_that_was_scheduled_may_give_way_under_every_policy(
+    kv: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its room is given back in the step that granted it; books are closed at every row, and leaps are steps."""
+    taken: list[int] = []
+
+    def spy(plan: Plan, s: KVSequence) -> int:
+        taken.append(_take_back(plan, s))
+        return taken[-1]
+
+    monkeypatch.setattr("hbmtwin.sim.vllm._take_back", spy)
+    chunks = "scheduler.long_prefill_token_threshold=50"
+    settings = (*PRIORITY, "workload.priorities=[1, 1, 1]", chunks, *kv)
+    leaps, steps = (Twin(pressed(*settings)).run(step_mode=one) for one in (False, True))
+    assert leaps.summary == steps.summary
+    assert leaps.timeline.equals(steps.timeline)
+    assert leaps.requests.equals(steps.requests)
+    assert leaps.summary["preemptions"] > 3
+    assert any(taken), "no victim had been scheduled"
