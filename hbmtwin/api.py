@@ -17,6 +17,7 @@ from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
 from hbmtwin.sim.engine import Progress
 from hbmtwin.sim.experiment import compare, differences
+from hbmtwin.sim.export import EXPORT_FORMATS, check_exportable, export
 from hbmtwin.sim.kv_layout import DTYPES as KV_DTYPES
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
@@ -37,6 +38,7 @@ from hbmtwin.workloads.reuse_curve import mooncake_requests
 __all__ = [
     "CHOSEN_BY_MODEL",
     "CHOSEN_BY_RELEASE",
+    "EXPORT_FORMATS",
     "GROWTH_RULES",
     "KV_DTYPES",
     "PRESETS",
@@ -65,12 +67,14 @@ __all__ = [
     "Tally",
     "UnknownPolicy",
     "WorkloadError",
+    "check_exportable",
     "check_replaceable",
     "compare",
     "device",
     "device_allocators",
     "devices",
     "differences",
+    "export",
     "kv_layout",
     "kv_policies",
     "make_allocator",

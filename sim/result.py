@@ -24,13 +24,16 @@ from hbmtwin.sim.scenario import Scenario
 
 TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace", "cache_events")
 MONITOR_FILE = "kv_monitor.parquet"
+CSV_FILES = tuple(f"{name}.csv" for name in (*TABLES, "kv_monitor"))
+"""What an export as CSV writes into a directory of its own."""
 REPORT_FILES = ("report.html", "plotly.min.js")
 FILES = frozenset(
-    ("summary.json", "scenario.toml", MONITOR_FILE, *REPORT_FILES, *(f"{name}.parquet" for name in TABLES))
+    ("summary.json", "scenario.toml", MONITOR_FILE, *REPORT_FILES, *CSV_FILES, *(f"{name}.parquet" for name in TABLES))
 )
 STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "start_ns", "duration_ns", "repeat")]
-    + [(name, pa.list_(pa.int64())) for name in ("seq_ids", "new_tokens", "context_tokens", "preempted", "step_ends_ns")]
+    + [(name, pa.list_(pa.int64())) for name in ("seq_ids", "new_tokens", "context_tokens", "preempted")]
+    + [("step_ends_ns", pa.list_(pa.int64()))]
 )
 """Said outright: a run without a preemption, or without a step, has nothing to guess the types from."""
 
@@ -96,8 +99,8 @@ class Result:
 def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     """Let *write* fill a new directory beside *directory*, then rename it into place: all of it lands, or nothing.
 
-    An older directory of that name is replaced only if it is empty or one of ours: it holds a ``summary.json`` or a
-    ``report.html``, and nothing that we do not write. Raise ResultError.
+    An older directory of that name is replaced only if it is empty or one of ours: it holds a ``summary.json``, a
+    ``report.html`` or a ``timeline.csv``, and nothing that we do not write. Raise ResultError.
     """
     check_replaceable(directory)
     staging: Path | None = None
@@ -137,5 +140,5 @@ def _is_ours(directory: Path) -> bool:
     if not directory.is_dir():
         return False
     entries = list(directory.iterdir())
-    marked = not entries or any(p.name in ("summary.json", "report.html") for p in entries)
+    marked = not entries or any(p.name in ("summary.json", "report.html", CSV_FILES[0]) for p in entries)
     return marked and all(p.name in FILES or _is_ours(p) for p in entries)

@@ -234,7 +234,7 @@ class SloSection(Section):
     tpot_s: float | None = Field(None, gt=0, description="longest time per output token (TPOT); none: any")
     e2e_s: float | None = Field(None, gt=0, description="longest time from arrival to the last token; none: any")
     attainment: float = Field(
-        0.9, gt=0, le=1, description="share of requests that must meet all of them: less, and --fail-on-slo exits with 3"
+        0.9, gt=0, le=1, description="share of requests that must meet them all; less, and --fail-on-slo exits with 3"
     )
 
 

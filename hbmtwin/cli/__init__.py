@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hbmtwin import __version__
+from hbmtwin.cli.export import export
 from hbmtwin.cli.process import Terminated, open_closed_streams, sigterm_raises
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ app = typer.Typer(
 
 validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args_is_help=True)
 app.add_typer(validate_app, name="validate")
+app.command()(export)
 
 ScenarioFile = Annotated[
     Path | None,

@@ -1,0 +1,54 @@
+"""``hbmtwin export``: a stored result for other tools."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class ExportFormat(StrEnum):
+    """What ``hbmtwin export`` writes."""
+
+    PERFETTO = "perfetto"
+    OPENMETRICS = "openmetrics"
+    CSV = "csv"
+
+
+class NotExportable(typer.TyperException):
+    """A directory that holds no result, or a place that cannot take the export."""
+
+    exit_code = 2
+
+
+def export(
+    result: Annotated[Path, typer.Argument(help="Result directory, as `hbmtwin run --out` writes it.")],
+    fmt: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format",
+            help="perfetto: a trace for ui.perfetto.dev; openmetrics: vLLM's metrics over simulated time; csv: every "
+            "table.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="File to write, packed if its name ends in .gz; of csv: a directory, a file a table.")
+    ],
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text for people.")] = False,
+) -> int:
+    """Write a result for other tools: Perfetto, Prometheus, spreadsheets."""
+    from hbmtwin.api import Result, check_exportable
+    from hbmtwin.api import export as write
+
+    if not (result / "summary.json").is_file():
+        runs = sorted(path.parent.name for path in result.glob("*/summary.json"))
+        hint = f"name one of its runs, e.g. {result / runs[0]}" if runs else "`hbmtwin run --out DIRECTORY` writes one"
+        raise NotExportable(f"{result}: not a result directory of hbmtwin; {hint}")
+    if (reason := check_exportable(fmt.value, out)) is not None:
+        raise NotExportable(reason)
+    write(Result.load(result), fmt.value, out)
+    print(json.dumps({"written": str(out), "format": fmt.value}) if json_ else f"wrote {out}")
+    return 0
