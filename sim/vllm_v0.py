@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, takewhile
 from typing import ClassVar
 
@@ -40,7 +41,7 @@ class VllmV0Scheduler(VllmScheduler):
     name: ClassVar[str] = "vllm_v0"
 
     def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
+        super().__init__(replace(config, scheduling_policy="fcfs"))
         self._swapped: deque[Entry] = deque()
         self._queue_may_go_on = False
         """Whether the last plan emptied the swapped queue or freed blocks: the next may begin with prompts."""

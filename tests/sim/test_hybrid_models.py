@@ -367,6 +367,13 @@ def test_nemotron_in_detail_and_over_ranks() -> None:
             ["kv_cache.mamba_cache_mode=none", "kv_cache.enable_prefix_caching=true"],
             "kv_cache.mamba_cache_mode: none keeps no state for later requests",
         ),
+        (
+            [
+                *("kv_cache.mamba_cache_mode=align", "kv_cache.enable_prefix_caching=true"),
+                "scheduler.enable_chunked_prefill=false",
+            ],
+            "scheduler.enable_chunked_prefill: with kv_cache.mamba_cache_mode = 'align' chunks end where states are ",
+        ),
         (["engine.tensor_parallel_size=3"], "64 Mamba heads and intermediate_size 8192 must divide"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

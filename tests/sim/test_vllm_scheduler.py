@@ -12,7 +12,7 @@ import pytest
 from hbmtwin.allocators.records import KVSequence
 from hbmtwin.sim.priority_queue import PriorityQueue
 from hbmtwin.sim.run import Twin
-from hbmtwin.sim.scenario import Scenario
+from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Entry, Fail, Plan, SchedulerConfig
 from hbmtwin.sim.vllm import _take_back
 
@@ -209,6 +209,21 @@ def test_without_chunks_a_step_has_room_for_the_longest_request() -> None:
         "is false"
     ) in twin.run().summary["notes"]
     assert Twin(pressed("scheduler.max_num_batched_tokens=64")).scheduler.config.max_num_batched_tokens == 64
+
+
+@pytest.mark.parametrize(
+    "others", [("scheduler.policy=vllm_v0", "kv_cache.version=v0"), ("scheduler.policy=prefill_first",)]
+)
+def test_other_schedulers_are_not_touched(others: tuple[str, ...]) -> None:
+    given = (*PRIORITY, "scheduler.long_prefill_token_threshold=9", "scheduler.enable_chunked_prefill=false")
+    told, plain = (Twin(pressed(*others, *settings)).run() for settings in (given, ()))
+    assert told.requests.equals(plain.requests)
+
+
+@pytest.mark.parametrize("weights", ["[0.0]", "[-1]", "[]", "[1e10]"])
+def test_weights_that_make_no_sense_are_refused_by_key(weights: str) -> None:
+    with pytest.raises(ScenarioError, match=r"^workload\.priorities"):
+        Twin(pressed("scheduler.scheduling_policy=priority", f"workload.priorities={weights}"))
 
 
 KV = {
