@@ -340,6 +340,29 @@ def test_what_happens_out_of_memory_depends_on_the_policy() -> None:
         ([CONTIGUOUS, "scheduler.max_num_batched_tokens=255"], []),
         ([*V0, "engine.max_model_len=2048"], []),
         (["scheduler.preemption_mode=swap"], ["scheduler.preemption_mode concerns the scheduler 'vllm_v0' only"]),
+        ([CONTIGUOUS, "scheduler.enable_chunked_prefill=false", "scheduler.long_prefill_token_threshold=9"], []),
+        (
+            [
+                CONTIGUOUS,
+                "scheduler.policy=static_batch",
+                "scheduler.batching=variable",
+                "scheduler.enable_chunked_prefill=false",
+                "scheduler.long_prefill_token_threshold=9",
+                "scheduler.scheduling_policy=priority",
+                "workload.priorities=[1, 1]",
+            ],
+            [
+                "scheduler.enable_chunked_prefill concerns the scheduler 'vllm' only",
+                "scheduler.long_prefill_token_threshold concerns the scheduler 'vllm' only",
+                "scheduler.scheduling_policy concerns the scheduler 'vllm' only",
+                "workload.priorities has an effect with scheduler.scheduling_policy = 'priority' only",
+            ],
+        ),
+        (
+            ["workload.priorities=[1, 1]"],
+            ["workload.priorities has an effect with scheduler.scheduling_policy = 'priority' only"],
+        ),
+        (["scheduler.scheduling_policy=priority", "workload.priorities=[1, 1]"], []),
         (["kv_cache.swap_space_bytes=0"], ["kv_cache.swap_space_bytes concerns kv_cache.version = 'v0' only"]),
         (
             ["results.cache_events=true"],
