@@ -18,6 +18,7 @@ from hbmtwin.api import Result
 from hbmtwin.dashboard.address_map import address_map, moments
 from hbmtwin.dashboard.figures import kv_monitor_over_time, kv_utilization, latency_by_turn, memory_over_time
 from hbmtwin.dashboard.remarks import alert_text
+from hbmtwin.dashboard.server_figure import server_over_time
 from hbmtwin.dashboard.settings import settings_table
 from hbmtwin.dashboard.verdict import (
     HEADER,
@@ -58,6 +59,7 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
         deaths="\n".join(_death(name, summaries[name]) for name in died),
         goodput="\n".join(_goodput(name, s["goodput"]) for name, s in summaries.items() if s["goodput"]),
         memory=_inline(memory_over_time(results), "memory"),
+        server=_inline(server_over_time(results), "server"),
         monitor=_inline(kv_monitor_over_time(results), "monitor"),
         alerts=_alerts(summaries),
         utilization=_inline(kv_utilization(results), "utilization"),
