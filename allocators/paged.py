@@ -320,6 +320,20 @@ class PagedPolicy(PoolPolicy):
         """Queried and found tokens so far, as ``version`` counts them; all 0 without prefix caching."""
         return self._prefixes.stats
 
+    # -- for schedulers that count blocks ----------------------------------------------------------------------------
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that may be taken, cached ones that nobody refers to included. O(1)."""
+        return len(self._free)
+
+    def is_computing(self, s: KVSequence, hit: int) -> bool:
+        """Whether blocks of the first *hit* tokens of *s* got their keys in this step. O(blocks found + keys)."""
+        if self._cache is None or not hit or not self._keyed:
+            return False
+        fresh = {block for _, block in self._keyed}
+        return any(block in fresh for block in self._cache.adoptable(s, hit))
+
     # -- books -------------------------------------------------------------------------------------------------------
 
     def block_ids(self, s: KVSequence) -> tuple[int, ...]:

@@ -26,6 +26,9 @@ KEYS_ELSEWHERE = {
 }
 """Settings of KV policies that are no keys of ``[kv_cache]``: the whole server must have the same."""
 
+COUNT_BLOCKS = ("guaranteed_no_evict", "max_utilization")
+"""Schedulers that count blocks, all of which keep the whole context."""
+
 
 def effective_oom(scenario: Scenario) -> Literal["stop", "reject", "preempt"]:
     """``memory.oom`` with its default: a server preempts where its KV policy offers that; naive ones, whose buffers are
@@ -274,6 +277,25 @@ def _check_scheduler(scenario: Scenario) -> None:
         raise ScenarioError(
             f"scheduler.policy: 'sglang' counts the slots of SGLang's pool, which {told(scenario)} does not have; use "
             "vllm, or kv_cache.policy = 'radix'"
+        )
+    if policy in COUNT_BLOCKS and scenario.kv_cache.policy != "paged":
+        raise ScenarioError(
+            f"scheduler.policy: {policy!r} counts the blocks of TensorRT-LLM's pool, which {told(scenario)} does not "
+            "have; use vllm, or kv_cache.policy = 'paged'"
+        )
+    if policy == "max_utilization" and effective_oom(scenario) != "preempt":
+        raise ScenarioError(
+            f"memory.oom: max_utilization pauses requests, which is not what {_oom_said(scenario)} says; use preempt, "
+            "or scheduler.policy = 'guaranteed_no_evict'"
+        )
+
+
+def check_groups(scenario: Scenario) -> None:
+    """Refuse what does not go with layers that keep different things. Raise ScenarioError."""
+    if (policy := scenario.scheduler.policy) in COUNT_BLOCKS:
+        raise ScenarioError(
+            f"scheduler.policy: {policy!r} counts blocks by tokens, and layers with a window (of {scenario.model.name} "
+            "or by kv_cache.retention) or a state hold others; use vllm"
         )
 
 

@@ -99,6 +99,8 @@ class Twin:
         self.block_size = scenario.kv_cache.block_size or self.device.default_block_size
         check_pages(scenario, self.block_size)
         self.pool = self._pool()
+        if self.pool.grouping is not None:
+            legality.check_groups(scenario)
         self.budget = self._budget()
         if not self.budget.fits:
             raise DoesNotFit(self.budget)

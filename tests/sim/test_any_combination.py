@@ -44,6 +44,8 @@ SCHEDULERS = (
     {"scheduler.policy": "vllm"},
     {"scheduler.policy": "prefill_first"},
     {"scheduler.policy": "sglang"},
+    {"scheduler.policy": "guaranteed_no_evict"},
+    {"scheduler.policy": "max_utilization"},
     *(
         {"scheduler.policy": "static_batch", "scheduler.batching": batching}
         for batching in ("padded", "sorted", "buckets", "variable")
@@ -90,6 +92,7 @@ def refusals(s: Scenario) -> set[str]:
     contiguous, padded = kv.policy == "contiguous", batch.policy == "static_batch" and batch.batching != "variable"
     in_blocks, v0 = kv.policy in ("paged", "radix"), kv.policy == "paged" and kv.version == "v0"
     windows = kv.policy == "paged" and kv.retention != "full"
+    trt = batch.policy in ("guaranteed_no_evict", "max_utilization")
     rules = {
         "memory.general": memory.general in ("buddy", "bump", "pooled", "tlsf"),
         "kv_cache.policy": kv.policy == "virtual" and memory.kv_arena != "direct",
@@ -103,11 +106,14 @@ def refusals(s: Scenario) -> set[str]:
         "engine.attention": s.engine.attention == "standard" and in_blocks,
         "engine.task_queue_enable": s.engine.task_queue_enable == 2 and memory.general != "caching",
         "memory.admission": memory.admission == "reserve" and (windows or v0 or kv.policy in ("radix", "virtual")),
-        "memory.oom": memory.oom in ("reject", "preempt")
-        and (contiguous and kv.copy_scope == "tensor" and kv.growth != "static"),
+        "memory.oom": (
+            memory.oom in ("reject", "preempt") and (contiguous and kv.copy_scope == "tensor" and kv.growth != "static")
+        )
+        or (batch.policy == "max_utilization" and memory.oom in ("reject", "stop")),
         "scheduler.policy": (batch.policy == "static_batch" and in_blocks)
         or (batch.policy == "vllm_v0") != v0
-        or (batch.policy == "sglang" and kv.policy != "radix"),
+        or (batch.policy == "sglang" and kv.policy != "radix")
+        or (trt and (kv.policy != "paged" or windows)),
         "scheduler.max_num_batched_tokens": batch.policy == "sglang"
         and batch.max_num_batched_tokens % (kv.block_size or 128) > 0,
         "session.between_turns": (
@@ -189,8 +195,8 @@ def test_schedulers_by_policy_and_what_stays_between_turns() -> None:
         kv_cache__retention=("full", "sliding_window(100)"),
     )
     refused = {key: seen[key] for key in ("session.between_turns", "kv_cache.retention", "scheduler.policy")}
-    assert refused == {"session.between_turns": 56, "kv_cache.retention": 32, "scheduler.policy": 66}
-    assert seen["ran"] == 192 - sum(refused.values())
+    assert refused == {"session.between_turns": 60, "kv_cache.retention": 32, "scheduler.policy": 106}
+    assert seen["ran"] == 240 - sum(refused.values())
 
 
 def test_allocators_of_weights_and_cache_by_policy() -> None:
@@ -270,7 +276,6 @@ def drawn() -> st.SearchStrategy[Keys]:
             "results.interval_s": one(0.001, 0.07, 1.0, 100.0),
         }
     )
-            "workload.priorities": one(None, [1.0, 2.0]),
 
 
 def uniform(high: int) -> Keys:
