@@ -273,7 +273,7 @@ def test_known_keys_are_those_of_the_design() -> None:
     assert set(design.split()) <= set(keys)
     assert len(keys) == len(set(keys))
     assert keys[:3] == ["schema_version", "seed", "model.name"]
-    sections = "model, device, engine, scheduler, memory, kv_cache, workload, session, results, calibration"
+    sections = "model, device, engine, scheduler, memory, kv_cache, workload, session, slo, results, calibration"
     assert ", ".join(dict.fromkeys(key.partition(".")[0] for key in keys if "." in key)) == sections
     assert set(keys) >= {key for preset in PRESETS.values() for key in preset}
 

@@ -116,6 +116,19 @@ def test_leaps_give_the_gaps_of_single_steps(overrides: tuple[str, ...]) -> None
     assert list(leaps.summary["itl_s"].values()) == pytest.approx(list(wanted))
 
 
+def test_a_leap_whose_steps_are_taken_for_equally_long_is_caught() -> None:
+    """The planted bug of whoever divides a leap's duration by its steps: a step is longer than the one before it."""
+    scenario = Scenario.load(overrides=PRESSED)
+    leaps, singles = Twin(scenario).run(), Twin(scenario).run(step_mode=True)
+    assert leaps.steps is not None
+    evened = [
+        [start + duration * step // repeat for step in range(1, repeat + 1)]
+        for start, duration, repeat in leaps.steps[["start_ns", "duration_ns", "repeat"]].values
+    ]
+    found = token_gaps(leaps.requests, leaps.steps.assign(step_ends_ns=evened))
+    assert gaps_of(found) != followed(singles)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

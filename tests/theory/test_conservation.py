@@ -238,7 +238,9 @@ def test_a_step_too_few_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_preemption_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     leap = Recorder.leap
     monkeypatch.setattr(
-        Recorder, "leap", lambda self, start, took, k, scheduled, _: leap(self, start, took, k, scheduled, [])
+        Recorder,
+        "leap",
+        lambda self, start, took, k, scheduled, _, end_of: leap(self, start, took, k, scheduled, [], end_of),
     )
     with pytest.raises(AssertionError, match=r"sequence|tokens at"):
         check_tokens(run("paged", pressed()))
