@@ -290,15 +290,6 @@ def _check_scheduler(scenario: Scenario) -> None:
         )
 
 
-def check_groups(scenario: Scenario) -> None:
-    """Refuse what does not go with layers that keep different things. Raise ScenarioError."""
-    if (policy := scenario.scheduler.policy) in COUNT_BLOCKS:
-        raise ScenarioError(
-            f"scheduler.policy: {policy!r} counts blocks by tokens, and layers with a window (of {scenario.model.name} "
-            "or by kv_cache.retention) or a state hold others; use vllm"
-        )
-
-
 def _check_samples(scenario: Scenario) -> None:
     """Refuse samples where turns follow, and where v0 could not run them."""
     w, samples, scheduler = scenario.workload, scenario.workload.samples, scenario.scheduler

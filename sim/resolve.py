@@ -10,6 +10,7 @@ from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import check_tensor_parallel
 from hbmtwin.sim import catalog
 from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal
+from hbmtwin.sim.legality import COUNT_BLOCKS
 from hbmtwin.sim.model_windows import block_retention
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
@@ -89,6 +90,15 @@ def check_pages(scenario: Scenario, block_size: int) -> None:
         raise ScenarioError(
             f"scheduler.max_num_batched_tokens: sglang cuts prompts at whole pages; use a multiple of {block_size}, "
             f"not {scheduler.max_num_batched_tokens}, or another kv_cache.block_size"
+        )
+
+
+def check_groups(scenario: Scenario) -> None:
+    """Refuse what does not go with layers that keep different things. Raise ScenarioError."""
+    if (policy := scenario.scheduler.policy) in COUNT_BLOCKS:
+        raise ScenarioError(
+            f"scheduler.policy: {policy!r} counts blocks by tokens, and layers with a window (of {scenario.model.name} "
+            "or by kv_cache.retention) or a state hold others; use vllm"
         )
 
 

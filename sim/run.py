@@ -34,6 +34,7 @@ from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.recorder import Recorder
 from hbmtwin.sim.resolve import (
     batch_notes,
+    check_groups,
     check_pages,
     device_notes,
     device_of,
@@ -100,7 +101,7 @@ class Twin:
         check_pages(scenario, self.block_size)
         self.pool = self._pool()
         if self.pool.grouping is not None:
-            legality.check_groups(scenario)
+            check_groups(scenario)
         self.budget = self._budget()
         if not self.budget.fits:
             raise DoesNotFit(self.budget)

@@ -105,6 +105,21 @@ ILLEGAL: list[tuple[list[str], str]] = [
         "kv_cache.policy = 'paged' with kv_cache.version = 'v0'",
     ),
     (
+        ["scheduler.policy=sglang"],
+        "scheduler.policy: 'sglang' counts the slots of SGLang's pool, which paged of 0.27 does not have; use vllm, or "
+        "kv_cache.policy = 'radix'",
+    ),
+    (
+        ["scheduler.policy=guaranteed_no_evict", "kv_cache.policy=radix"],
+        "scheduler.policy: 'guaranteed_no_evict' counts the blocks of TensorRT-LLM's pool, which radix does not have; "
+        "use vllm, or kv_cache.policy = 'paged'",
+    ),
+    (
+        ["scheduler.policy=max_utilization", "memory.oom=reject"],
+        "memory.oom: max_utilization pauses requests, which is not what 'reject' says; use preempt, or "
+        "scheduler.policy = 'guaranteed_no_evict'",
+    ),
+    (
         ["workload.samples=4", "workload.users=2"],
         "workload.samples: 4 answers to a prompt leave no one answer to go on with; give workload.request_rate instead "
         "of workload.users, or samples = 1",
