@@ -105,7 +105,8 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
             "reserve as before: make it max_num_seqs x the longest prompt to plan for the whole batch"
         )
     scheduler = scenario.scheduler
-    if policy == "paged" and scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+    raised = scheduler.policy == "vllm" and not scheduler.enable_chunked_prefill  # to max_model_len
+    if policy == "paged" and not raised and scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
         found.append(
             f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens} is less than max_num_seqs = "
             f"{scheduler.max_num_seqs}: vLLM refuses to start so; here a step serves the first of the running sequences"

@@ -352,6 +352,7 @@ def test_what_happens_out_of_memory_depends_on_the_policy() -> None:
             ],
         ),
         (["scheduler.max_num_batched_tokens=256"], []),
+        (["scheduler.max_num_batched_tokens=64", "scheduler.enable_chunked_prefill=false"], []),
         ([CONTIGUOUS, "scheduler.max_num_batched_tokens=255"], []),
         ([*V0, "engine.max_model_len=2048"], []),
         (["scheduler.preemption_mode=swap"], ["scheduler.preemption_mode concerns the scheduler 'vllm_v0' only"]),
