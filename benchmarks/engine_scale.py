@@ -2,7 +2,8 @@
 
     python benchmarks/engine_scale.py [REQUESTS] [--case NAME ...] [--runs N] [--profile NAME]
 
-Llama-2-7B on an Ascend 910B2 under paged, everything recorded but single steps. Lengths are lognormal:
+Llama-2-7B on an Ascend 910B2 under paged, everything recorded but single steps. Lengths are lognormal, cut
+so that every request fits the model:
 
     base        Poisson arrivals, about 500 tokens in and 200 out, some 60 requests in flight: what the target is for
     many        256 users, the next question at once, in memory for all of them
@@ -42,8 +43,8 @@ MIB = 1 << 20
 def lengths(output: int) -> tuple[str, str]:
     """Prompts of about 500 tokens, answers of about *output*."""
     return (
-        'workload.prompt_tokens={distribution="lognormal",mean=500,sigma=0.5}',
-        f'workload.output_tokens={{distribution="lognormal",mean={output},sigma=0.5}}',
+        'workload.prompt_tokens={distribution="lognormal",mean=500,sigma=0.5,max=2000}',
+        f'workload.output_tokens={{distribution="lognormal",mean={output},sigma=0.5,max=2000}}',
     )
 
 
@@ -56,8 +57,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "preemption": (*SINGLE, *lengths(200), "workload.users=60", *AT_ONCE, "device.memory_bytes=29GiB"),
     "sessions": (
         *COMMON,
-        'workload.prompt_tokens={distribution="lognormal",mean=200,sigma=0.5}',
-        'workload.output_tokens={distribution="lognormal",mean=200,sigma=0.5}',
+        'workload.prompt_tokens={distribution="lognormal",mean=200,sigma=0.5,max=500}',
+        'workload.output_tokens={distribution="lognormal",mean=200,sigma=0.5,max=500}',
         "session.turns=4",
         "session.think_time_s=10.0",
         "session.between_turns=prefix_cache",
@@ -129,7 +130,7 @@ def measured(case: str, requests: int) -> dict[str, float]:
 def in_fresh_process(case: str, requests: int, what: str) -> dict[str, float]:
     """Measure in a process that has done nothing else."""
     command = [sys.executable, __file__, str(requests), "--child", what, "--case", case]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     figures: dict[str, float] = json.loads(lines[-1])
     return figures
 
