@@ -9,7 +9,8 @@
     D  | 1 1 1 1 | 1 1 1 . |   1        2, 6, 10, ...
 
 With prefix caching, blocks that fill up, and get their key, stand in lists of the same kind.
-Making a batch is O(sequences); then :meth:`DecodeBatch.need` is O(block_size), and going on costs what it takes.
+Making a batch is O(sequences); then :meth:`DecodeBatch.need` is O(block_size), and going on costs what it takes. What
+is known of a batch besides, and kept while the same list is asked for again, is :class:`Batch`, for all block pools.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Generic, Protocol, TypeVar
 
 from hbmtwin.allocators.records import KVSequence
 
@@ -53,46 +55,92 @@ class BlockTable:
         assert self.keyed * block_size <= self.tokens
 
 
-class DecodeBatch:
-    """Tables that gain a token each in every step, in running order."""
+class CountsTokens(Protocol):
+    """What a sequence holds."""
 
-    __slots__ = ("_fills", "_pending", "_step", "_takes", "block_size", "decoding", "lead", "longest", "tables")
+    tokens: int
+    """Those that it has slots for (less the ``lead`` of its batch)."""
 
-    def __init__(self, decoding: Sequence[KVSequence], tables: Sequence[BlockTable], block_size: int) -> None:
+
+Table = TypeVar("Table", bound=CountsTokens)
+
+
+class Batch(Generic[Table]):
+    """Sequences that gain a token each in every step, in running order; their tables hear of it when it is over."""
+
+    __slots__ = ("decoding", "lead", "longest", "step", "tables")
+
+    def __init__(self, decoding: Sequence[KVSequence], tables: Sequence[Table]) -> None:
         self.decoding = decoding
         """The very list that it was made for: as long as nothing else happens, the same list means the same batch."""
         self.tables = tables
-        self.block_size = block_size
+        self.step = 0
+        """Steps since it was made."""
         self.lead = 0
         """Steps that the tables' ``tokens`` do not know of yet."""
         self.longest = max([table.tokens for table in tables], default=0)
         """Tokens of the longest sequence, the lead included."""
-        self._step = 0
+
+    def went(self, steps: int) -> None:
+        """So many steps more are over. O(1)."""
+        self.step += steps
+        self.lead += steps
+        self.longest += steps
+
+    def fold(self) -> None:
+        """Tell the tables of the steps that they do not know of. O(sequences), O(1) if there are none."""
+        if self.lead:
+            lead, self.lead = self.lead, 0
+            for table in self.tables:
+                table.tokens += lead
+
+
+class DecodeBatch(Batch[Table]):
+    """A batch over blocks of one size that nobody gives back, and which get their keys when they are full."""
+
+    __slots__ = ("_fills", "_pending", "_takes", "block_size")
+
+    def __init__(
+        self,
+        decoding: Sequence[KVSequence],
+        tables: Sequence[Table],
+        num_blocks: Sequence[int],
+        block_size: int,
+        next_keys: Sequence[int] = (),
+    ) -> None:
+        """*num_blocks* and *next_keys* of each table; without the latter no block ever gets a key."""
+        super().__init__(decoding, tables)
+        self.block_size = block_size
         self._takes: dict[int, list[int]] = {}
         """Of each coming step the places of tables that take a block in it."""
         self._fills: dict[int, list[int]] = {}
         takes, fills = self._takes, self._fills
-        for place, table in enumerate(tables):
-            tokens = table.tokens
-            due = len(table.blocks) * block_size - tokens + 1
+        for place, (table, held) in enumerate(zip(tables, num_blocks, strict=True)):
+            due = held * block_size - table.tokens + 1
             if due in takes:
                 takes[due].append(place)
             else:
                 takes[due] = [place]
-            if table.next_key != NEVER:
-                fills.setdefault(table.next_key - tokens, []).append(place)
+        for place, next_key in enumerate(next_keys):
+            if next_key != NEVER:
+                fills.setdefault(next_key - tables[place].tokens, []).append(place)
         self._pending = list(takes.keys() | fills.keys())
         """A heap of the steps in which something is due."""
         heapify(self._pending)
 
+    @property
+    def takes_always(self) -> bool:
+        """Whether each of them takes a block in every step, and no block gets a key. O(1)."""
+        return self.block_size == 1 and len(self._takes) == 1 and self.step + 1 in self._takes and not self._fills
+
     def need(self, steps: int) -> int:
         """Blocks that the next *steps* take. O(block_size)."""
-        end, size = self._step + steps, self.block_size
+        end, size = self.step + steps, self.block_size
         return sum([len(places) * ((end - due) // size + 1) for due, places in self._takes.items() if due <= end])
 
     def horizon(self, free: int, limit: int) -> int:
         """The most steps, at most *limit*, for which *free* blocks are enough. O(block_size * log(block_size))."""
-        size, count, step = self.block_size, len(self.tables), self._step
+        size, count, step = self.block_size, len(self.tables), self.step
         # Between as many steps as fit if no slot is free now and if the last blocks may stay unfilled.
         low = free // count * size
         slots = sum([len(places) * (due - 1 - step) for due, places in self._takes.items()])
@@ -103,7 +151,7 @@ class DecodeBatch:
         """Go on by *steps*; what is due in them as (place, whether a block fills up, else one is taken), by step and by
         running order, taken before filled. O(log(block_size)) each. To be read to its end."""
         size, takes, fills, pending = self.block_size, self._takes, self._fills, self._pending
-        end = self._step + steps
+        end = self.step + steps
         while pending and pending[0] <= end:
             step = heappop(pending)
             again = step + size
@@ -114,16 +162,14 @@ class DecodeBatch:
             due.sort()
             for code in due:
                 yield code >> 1, bool(code & 1)
-        self._step = end
-        self.lead += steps
-        self.longest += steps
+        self.went(steps)
 
-    def fold(self) -> None:
-        """Tell the tables of the steps that they do not know of. O(sequences), O(1) if there are none."""
-        if self.lead:
-            lead, self.lead = self.lead, 0
-            for table in self.tables:
-                table.tokens += lead
+    def pass_over(self, steps: int) -> None:
+        """Go on by *steps* in which each takes a block (:attr:`takes_always`): who goes on knows what is due. O(1)."""
+        places = self._takes.pop(self.step + 1)
+        self.went(steps)
+        self._takes[self.step + 1] = places
+        self._pending = [self.step + 1]
 
 
 def _moved(due: dict[int, list[int]], step: int, again: int) -> list[int]:

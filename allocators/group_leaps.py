@@ -7,48 +7,237 @@
                                                 seq 1             x
                                                 order  (3, 0)  (5, 1)  (7, 0)  as in single steps
 
-A trial runs the same steps on copies of the tables, to count how many of them have the blocks they need.
+A trial runs the same steps ahead of the batch, on copies of the tables that change, to see which of them have the
+blocks they need. What it has tried once holds until the batch is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heapreplace
+from collections import Counter
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 
-from hbmtwin.allocators.group_managers import GroupManager, GroupTable
+from hbmtwin.allocators.decode_batch import Batch
+from hbmtwin.allocators.group_managers import NEVER, GroupTable
+from hbmtwin.allocators.group_pool import GroupPool, Held
+from hbmtwin.allocators.records import KVSequence
 
 PROMISED = -1
 """Stands in a trial's table for a block that would be taken: nobody shares it."""
 
 
-def run_steps(
-    starts: Sequence[tuple[int, int]], limit: int, longest: int, step: Callable[[int, int], int | None]
-) -> int:
-    """Call ``step(place, computed tokens)`` wherever tables may change within *limit* steps, by (step, place).
+class Calendar:
+    """Of each coming step the places of sequences whose tables may change in it."""
 
-    *starts* are tokens and quiet tokens of each sequence: in step j, from 1, ``tokens + j - 1`` are computed, and up to
-    *longest*. A step returns how long it is quiet now, or None if it cannot be carried out. Returns the steps that can.
-    O(sequences + changes * log(sequences)).
-    """
-    queue = [(max(quiet - tokens, 0) + 1, place) for place, (tokens, quiet) in enumerate(starts)]
-    queue = [(at, place) for at, place in queue if at <= limit]
-    heapify(queue)
-    while queue:
-        at, place = queue[0]
-        tokens = starts[place][0]
-        computed = tokens + at - 1
-        if computed > longest:
-            heappop(queue)
-            continue
-        quiet = step(place, computed)
-        if quiet is None:
-            return at - 1
-        following = max(quiet - tokens, at) + 1
-        if following <= limit:
-            heapreplace(queue, (following, place))
+    __slots__ = ("due", "pending")
+
+    def __init__(self) -> None:
+        self.due: dict[int, list[int]] = {}
+        self.pending: list[int] = []
+        """A heap of the steps."""
+
+    def enter(self, step: int, place: int) -> None:
+        """O(log(steps))."""
+        places = self.due.get(step)
+        if places is None:
+            self.due[step] = [place]
+            heappush(self.pending, step)
         else:
-            heappop(queue)
-    return limit
+            places.append(place)
+
+    def turn(self, end: int) -> int:
+        """The next step up to *end*, or NEVER; it is pending no more."""
+        return heappop(self.pending) if self.pending and self.pending[0] <= end else NEVER
+
+
+class GroupBatch(Batch[Held]):
+    """A batch over several groups. Making it is O(sequences), and so is the first question of each kind; then a
+    question is O(block size) at most, and a step what changes in it."""
+
+    __slots__ = ("_bends", "_pool", "_releases", "_takes", "_trial", "calendar", "cap")
+
+    def __init__(self, pool: GroupPool, decoding: Sequence[KVSequence], held: Sequence[Held], cap: int = NEVER) -> None:
+        """Sequences grow to *cap* tokens and no further."""
+        super().__init__(decoding, held)
+        self.cap = cap
+        self._pool = pool
+        self.calendar = Calendar()
+        due = self.calendar.due
+        for place, h in enumerate(held):
+            step = max(h.quiet - h.tokens, 0) + 1
+            if step in due:
+                due[step].append(place)
+            else:
+                due[step] = [place]
+        self.calendar.pending = sorted(due)
+        self._trial: Trial | None = None
+        self._takes: list[tuple[int, int, list[tuple[int, int]]]] | None = None
+        """Of each kind of groups its block size, how many groups there are, and of each step, in order, how many
+        sequences take their next block in it: they take another every block size steps."""
+        self._releases: list[tuple[int, int]] | None = None
+        """A heap of (step, place): no later one gives its next block back."""
+        self._bends: list[int] | None = None
+        """Steps in which somebody reaches the longest window, the next one last."""
+
+    @property
+    def before(self) -> int:
+        """Steps that the sequences' ``tokens`` know of."""
+        return self.step - self.lead
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def fitting(self, limit: int) -> int:
+        """How many further steps, at most *limit*, have their blocks, those given back in between among them.
+
+        O(block size * kinds of groups) when blocks are plenty, else O(changes of the steps not tried before).
+        """
+        end, trial = self.step + limit, self._trial
+        if trial is None or (trial.reached < end and not trial.stopped):
+            if self.cap == NEVER and self._need(end) <= self._pool.num_free:
+                return limit
+            if trial is None:
+                trial = self._trial = Trial(self, self._pool)
+            trial.run(end)
+        return min(limit, trial.reached - self.step)
+
+    def _need(self, end: int) -> int:
+        """Blocks that are taken up to a step, none of them given back."""
+        if self._takes is None:
+            self._takes, first = [], self.before + 1
+            for manager, index, groups in self._pool.kinds:
+                away = Counter([manager.next_take(h.tables[index]) - h.tokens for h in self.tables])
+                self._takes.append((manager.size, groups, [(first + steps, away[steps]) for steps in sorted(away)]))
+        need, now = 0, self.step
+        for size, groups, coming in self._takes:
+            taken = 0
+            for step, count in coming:
+                if step > end:
+                    break
+                taken += count * ((end - step) // size - max((now - step) // size, -1))
+            need += groups * taken
+        return need
+
+    def unseen(self, limit: int) -> int:
+        """How many further steps, at most *limit*, give nothing back. O(1), and O(log(sequences)) for each release
+        since it was asked last."""
+        if not self.tables:
+            return limit
+        first = self.before + 1
+        if self._releases is None:
+            self._releases = [(h.releases - h.tokens + first, place) for place, h in enumerate(self.tables)]
+            heapify(self._releases)
+        step, place = self._releases[0]
+        while (now := self.tables[place].releases - self.tables[place].tokens + first) > step:
+            heapreplace(self._releases, (now, place))
+            step, place = self._releases[0]
+        return max(0, min(limit, step - 1 - self.step))
+
+    def unbent(self, bound: int, limit: int) -> int:
+        """How many further steps, at most *limit*, until somebody has *bound* tokens. O(1) amortised."""
+        if self._bends is None:
+            self._bends = sorted({bound - h.tokens + self.before for h in self.tables}, reverse=True)
+        while self._bends and self._bends[-1] <= self.step:
+            self._bends.pop()
+        return min(limit, self._bends[-1] - self.step) if self._bends else limit
+
+    # -- going on ----------------------------------------------------------------------------------------------------
+
+    def go(self, steps: int) -> None:
+        """Carry out *steps*, which must fit. O(log(steps) + groups) for each change."""
+        pool, calendar, end = self._pool, self.calendar, self.step + steps
+        if self._trial is not None and self._trial.reached < end:
+            self._trial = None
+        while (step := calendar.turn(end)) != NEVER:
+            for place in sorted(calendar.due.pop(step)):
+                h = self.tables[place]
+                start = h.tokens - self.before
+                computed = start + step - 1
+                if computed > self.cap:
+                    continue
+                tokens = min(computed + 1, self.cap)
+                pool.forget(h, computed)
+                pool.grow(h, tokens, tokens)
+                pool.register(self.decoding[place], h, tokens)
+                calendar.enter(max(h.quiet - start, step) + 1, place)
+        self.went(steps)
+
+    def fold(self) -> None:
+        """As in any batch; who is at the cap stays there."""
+        super().fold()
+        if self.longest > self.cap:
+            for h in self.tables:
+                h.tokens = min(h.tokens, self.cap)
+
+
+class Trial:
+    """Steps ahead of a batch, on copies of tables; only free blocks and references are counted.
+
+    A table is copied when it first changes: so far the batch's own has not changed either, nor has any reference to a
+    block that nobody has given up yet.
+    """
+
+    def __init__(self, batch: GroupBatch, pool: GroupPool) -> None:
+        self.reached = batch.step
+        self.stopped = False
+        """Whether the step behind lacks a block."""
+        self._batch = batch
+        self._managers = pool.managers
+        self._kinds = pool.kinds
+        self._refs = pool.cache.refs
+        self._free = pool.num_free
+        self._calendar = Calendar()
+        self._calendar.pending = list(batch.calendar.pending)
+        self._tables: dict[int, list[GroupTable]] = {}
+        self._left: dict[int, int] = {}
+        """References that are left to a block which somebody has given up."""
+
+    def run(self, end: int) -> None:
+        """Go on to step *end*, or to the one before the first that lacks a block. O(changes * groups)."""
+        calendar, batch = self._calendar, self._batch
+        while not self.stopped and (step := calendar.turn(end)) != NEVER:
+            places = calendar.due.pop(step, [])
+            places += [place for place in batch.calendar.due.get(step, ()) if place not in self._tables]
+            for place in sorted(places):
+                start = batch.tables[place].tokens - batch.before
+                if start + step - 1 > batch.cap:
+                    continue
+                quiet = self._step(place, start + step - 1)
+                if quiet is None:
+                    self.stopped, end = True, step - 1
+                    break
+                calendar.enter(max(quiet - start, step) + 1, place)
+        self.reached = max(self.reached, end)
+
+    def _step(self, place: int, computed: int) -> int | None:
+        """One token of one sequence: how far its tables are quiet now; None if its blocks are not free."""
+        tables = self._tables.get(place)
+        if tables is None:
+            tables = self._tables[place] = [copied(table) for table in self._batch.tables[place].tables]
+        for manager, table in zip(self._managers, tables, strict=True):
+            for blocks in manager.forget(table, computed):
+                self._give_back(blocks)
+        tokens = min(computed + 1, self._batch.cap)
+        required = [manager.required(tokens, tokens) for manager in self._managers]
+        needed = zip(self._managers, tables, required, strict=True)
+        if sum([manager.new_blocks(table, places, 0, computed) for manager, table, places in needed]) > self._free:
+            return None
+        for manager, table, places in zip(self._managers, tables, required, strict=True):
+            if places > len(table.blocks):
+                manager.grow(table, places, self._take)
+        changes = [(manager.next_take(tables[at]), manager.next_release(tables[at])) for manager, at, _ in self._kinds]
+        return min([min(change) for change in changes])
+
+    def _take(self) -> int:
+        self._free -= 1
+        return PROMISED
+
+    def _give_back(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if block != PROMISED:
+                left = self._left[block] = self._left.get(block, self._refs[block]) - 1
+                if left:
+                    continue
+            self._free += 1
 
 
 def copied(table: GroupTable) -> GroupTable:
@@ -57,51 +246,3 @@ def copied(table: GroupTable) -> GroupTable:
     copy.blocks = list(table.blocks)
     copy.keyed, copy.skipped, copy.grown, copy.previous = table.keyed, table.skipped, table.grown, table.previous
     return copy
-
-
-class Trial:
-    """Decode steps on copies of tables; only free blocks and references are counted."""
-
-    def __init__(
-        self,
-        managers: Sequence[GroupManager],
-        refs: Sequence[int],
-        free: int,
-        tables: Sequence[Sequence[GroupTable]],
-        longest: int,
-    ) -> None:
-        self._managers = managers
-        self._refs = refs
-        self._free = free
-        self._tables = [[copied(table) for table in each] for each in tables]
-        self._longest = longest
-        self._given_up: dict[int, int] = {}
-        """References to a block that were given up."""
-
-    def step(self, place: int, computed: int) -> int | None:
-        """One token of one sequence; None if its blocks are not free."""
-        tables = self._tables[place]
-        for manager, table in zip(self._managers, tables, strict=True):
-            for blocks in manager.forget(table, computed):
-                self._give_back(blocks)
-        tokens = min(computed + 1, self._longest)
-        required = [manager.required(tokens, tokens) for manager in self._managers]
-        needed = zip(self._managers, tables, required, strict=True)
-        if sum(manager.new_blocks(table, places, 0, computed) for manager, table, places in needed) > self._free:
-            return None
-        for manager, table, places in zip(self._managers, tables, required, strict=True):
-            if places > len(table.blocks):
-                manager.grow(table, places, self._take)
-        return min([manager.next_change(table) for manager, table in zip(self._managers, tables, strict=True)])
-
-    def _take(self) -> int:
-        self._free -= 1
-        return PROMISED
-
-    def _give_back(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            if block == PROMISED:
-                self._free += 1
-                continue
-            self._given_up[block] = self._given_up.get(block, 0) + 1
-            self._free += self._given_up[block] == self._refs[block]

@@ -143,16 +143,13 @@ class GroupManager:
 
     # -- leaps -------------------------------------------------------------------------------------------------------
 
-    def next_change(self, table: GroupTable) -> int:
-        """The fewest computed tokens at which a step of one token takes or forgets a block, or might. O(1)."""
-        return min(self._next_take(table), self.next_release(table))
+    def next_take(self, table: GroupTable) -> int:
+        """The fewest computed tokens at which a step of one token takes a block. O(1)."""
+        return len(table.blocks) * self.size
 
     def next_release(self, table: GroupTable) -> int:
         """The fewest computed tokens at which a step gives a block back, or might. O(1)."""
         return self._next_skip(table.skipped + 1)
-
-    def _next_take(self, table: GroupTable) -> int:
-        return len(table.blocks) * self.size
 
     def _next_skip(self, skipped: int) -> int:
         """The fewest computed tokens at which *skipped* blocks are out of reach."""
@@ -242,7 +239,8 @@ class MambaManager(GroupManager):
         """As attention, and the drafts' states."""
         return -(-tokens // self.size) + self.group.speculative_blocks
 
-    def _next_take(self, table: GroupTable) -> int:
+    def next_take(self, table: GroupTable) -> int:
+        """Behind the drafts' states."""
         return (len(table.blocks) - self.group.speculative_blocks) * self.size
 
     def _next_skip(self, skipped: int) -> int:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from math import gcd, lcm
 
 from hbmtwin.allocators.block_keys import NO_KEY
 from hbmtwin.allocators.group_lookup import GroupLookup
-from hbmtwin.allocators.group_managers import NULL, GroupTable, manager_of
+from hbmtwin.allocators.group_managers import NEVER, NULL, GroupTable, manager_of
 from hbmtwin.allocators.kv_groups import KVGroup
 from hbmtwin.allocators.prefix_cache import PrefixCache
 from hbmtwin.allocators.records import KVSequence
@@ -25,13 +26,17 @@ from hbmtwin.allocators.records import KVSequence
 
 class Held:
     """What a sequence holds: a table for each group, and its tokens: the target of the last reserve, lookahead not
-    included."""
+    included (less the ``lead`` of its batch)."""
 
-    __slots__ = ("quiet", "tables", "tokens")
+    __slots__ = ("next_key", "quiet", "releases", "tables", "takes", "tokens")
 
     def __init__(self, num_groups: int) -> None:
         self.tables = [GroupTable() for _ in range(num_groups)]
         self.tokens = 0
+        self.takes = self.releases = 0
+        """The fewest computed tokens at which a step of one token takes, or gives back, a block of some group."""
+        self.next_key = 0
+        """The fewest tokens that may fill a block which has no key yet; ``NEVER`` without prefix caching."""
         self.quiet = 0
         """Up to so many tokens nothing is taken, forgotten or registered."""
 
@@ -64,6 +69,12 @@ class GroupPool:
             )
             for group in groups
         ]
+        kinds: dict[KVGroup, list[int]] = {}
+        for index, group in enumerate(groups):
+            kinds.setdefault(replace(group, num_layers=1), []).append(index)
+        self.kinds = [(self.managers[indices[0]], indices[0], len(indices)) for indices in kinds.values()]
+        """Of each kind of groups the manager and place of one of them, and how many there are: what a sequence holds
+        of them is equally long, and is forgotten alike."""
         # Without keys there is one order of freeing: to the tail.
         self.cache = PrefixCache(num_blocks, gcd(*sizes), num_groups=len(sizes), bare_first=caching)
         self.lookup = GroupLookup(self.managers, self.cache) if caching else None
@@ -127,11 +138,21 @@ class GroupPool:
     # -- what changes tables -----------------------------------------------------------------------------------------
 
     def forget(self, held: Held, computed: int) -> None:
-        """Give back what no token behind the *computed* ones reads."""
+        """Give back what no token behind the *computed* ones reads. O(1) if there is nothing."""
+        if computed < held.releases:
+            return
         for index, (manager, table) in enumerate(zip(self.managers, held.tables, strict=True)):
             for blocks in manager.forget(table, computed):
                 self.nulls[index] += len(blocks)
                 self._give_back(index, blocks)
+        self._settle(held)
+
+    def _settle(self, held: Held) -> None:
+        """Say anew how far it is quiet, after its tables or keys have changed. O(kinds of groups)."""
+        tables = held.tables
+        held.takes = min([manager.next_take(tables[index]) for manager, index, _ in self.kinds])
+        held.releases = min([manager.next_release(tables[index]) for manager, index, _ in self.kinds])
+        held.quiet = min(held.takes, held.releases, held.next_key - 1)
 
     def _give_back(self, index: int, blocks: Sequence[int]) -> None:
         """One call of one group."""
@@ -151,9 +172,12 @@ class GroupPool:
             self.entries[index] += len(blocks)
             self.nulls[index] += len(table.blocks) - len(blocks)
             self.cache.touch(blocks)
+        self._settle(held)
 
     def grow(self, held: Held, slots: int, scheduled: int) -> None:
-        """Take the blocks that :meth:`need` counted."""
+        """Take the blocks that :meth:`need` counted. O(1) if there are none."""
+        if slots <= held.takes and scheduled <= held.takes:
+            return
         for index, (manager, table) in enumerate(zip(self.managers, held.tables, strict=True)):
             required = manager.required(slots, scheduled)
             before, free = len(table.blocks), len(self.cache.free)
@@ -163,17 +187,20 @@ class GroupPool:
                 self.entries[index] += taken
                 self.distinct[index] += taken
                 self.nulls[index] += len(table.blocks) - before - taken
+        self._settle(held)
 
     def register(self, s: KVSequence, held: Held, tokens: int) -> None:
         """Give blocks that the first *tokens* fill their keys, as far as spans say what they hold.
 
         With several groups only as far as a look-up over all of them can find: to a multiple of the common block size.
+        O(1) if they fill none.
         """
-        next_change = min([m.next_change(table) for m, table in zip(self.managers, held.tables, strict=True)])
-        if self.lookup is None:
-            held.quiet = next_change
+        if tokens < held.next_key:
             return
-        held.quiet = min(next_change, (tokens // self.alignment + 1) * self.alignment - 1)
+        held.next_key = (tokens // self.alignment + 1) * self.alignment if self.lookup is not None else NEVER
+        held.quiet = min(held.takes, held.releases, held.next_key - 1)
+        if self.lookup is None:
+            return
         if len(self.groups) > 1:
             tokens -= tokens % self.alignment
         cache = self.cache
@@ -226,7 +253,8 @@ class GroupPool:
             self.nulls[index] += table.blocks.count(NULL) - nulls
             self.cache.take_back(taken)
             self._gone(index, taken)
-        held.quiet = 0
+        held.next_key = 0
+        self._settle(held)
 
     # -- books -------------------------------------------------------------------------------------------------------
 
@@ -249,3 +277,10 @@ class GroupPool:
                 assert table.keyed * manager.size <= held.tokens <= len(table.blocks) * manager.size
                 if manager.group.kind != "mamba":
                     assert NULL not in table.blocks[held.tokens // manager.size :], "whatever comes has its slots"
+        for held in sequences:
+            changes = [
+                (m.next_take(table), m.next_release(table)) for m, table in zip(self.managers, held.tables, strict=True)
+            ]
+            assert held.takes == min([takes for takes, _ in changes])
+            assert held.releases == min([releases for _, releases in changes])
+            assert held.quiet == min(held.takes, held.releases, held.next_key - 1)

@@ -60,7 +60,7 @@ class PagedPolicy(PoolPolicy):
         self._pool = self._cache or BlockPool(config.num_blocks)
         self._free = self._pool.free
         self._tables: dict[int, BlockTable] = {}
-        self._batch: DecodeBatch | None = None
+        self._batch: DecodeBatch[BlockTable] | None = None
         """Those of the last leap, until anybody reserves or is released."""
         self._step: dict[int, int] = {}
         """Tokens before this step of each sequence reserved in it; -1 if it was admitted in it."""
@@ -259,13 +259,15 @@ class PagedPolicy(PoolPolicy):
         self._keyed.clear()
         self._tokens += k * len(decoding)
 
-    def _batch_of(self, decoding: Sequence[KVSequence]) -> DecodeBatch:
+    def _batch_of(self, decoding: Sequence[KVSequence]) -> DecodeBatch[BlockTable]:
         """The batch of the last leap if this is its list, else a new one. Raise KeyError for who holds nothing."""
         batch = self._batch
         if batch is None or batch.decoding is not decoding:
             self._leave_batch()
-            tables = self._tables
-            batch = self._batch = DecodeBatch(decoding, [tables[s.id] for s in decoding], self.config.block_size)
+            tables = [self._tables[s.id] for s in decoding]
+            keys = [table.next_key for table in tables] if self._cache is not None else ()
+            num_blocks = [len(table.blocks) for table in tables]
+            batch = self._batch = DecodeBatch(decoding, tables, num_blocks, self.config.block_size, keys)
         return batch
 
     def _leave_batch(self) -> None:

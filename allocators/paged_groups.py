@@ -23,8 +23,8 @@ from typing import ClassVar
 from hbmtwin.allocators.block_map import Held as BlocksHeld
 from hbmtwin.allocators.block_map import block_map, enter
 from hbmtwin.allocators.contract import DeviceAllocator
-from hbmtwin.allocators.group_leaps import Trial, run_steps
-from hbmtwin.allocators.group_managers import NEVER, NULL
+from hbmtwin.allocators.group_leaps import GroupBatch
+from hbmtwin.allocators.group_managers import NULL
 from hbmtwin.allocators.group_pool import GroupPool, Held, Marks
 from hbmtwin.allocators.paged_groups_config import PagedGroupsConfig
 from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES, PoolPolicy
@@ -68,6 +68,8 @@ class PagedGroupsPolicy(PoolPolicy):
             caching=config.enable_prefix_caching,
         )
         self._held: dict[int, Held] = {}
+        self._batch: GroupBatch | None = None
+        """Those of the last leap, until anybody reserves or is released."""
         self._step: dict[int, tuple[int, Marks | None]] = {}
         """Tokens and tables before this step of each sequence reserved in it: (-1, None) if it was admitted in it, None
         for tables that did not change."""
@@ -112,6 +114,8 @@ class PagedGroupsPolicy(PoolPolicy):
         blocks that were given back before. O(groups) where no block changes, else O(groups + blocks that do).
         Raise ValueError for a *hit* that :meth:`lookup` does not promise.
         """
+        if self._batch is not None:
+            self._leave_batch()
         held, computed, longest = self._held.get(s.id), s.num_computed_tokens, self.config.max_model_len
         if held is not None and computed + new <= held.quiet and not (hit or lookahead or admitting):
             self._step.setdefault(s.id, (held.tokens, None))
@@ -186,6 +190,7 @@ class PagedGroupsPolicy(PoolPolicy):
         evicted stay lost, and adopted blocks that are free again go to the tail, as with
         :class:`~hbmtwin.allocators.paged.PagedPolicy`.
         """
+        self._leave_batch()
         self.pool.withdraw_keys()
         for owner, (tokens, marks) in reversed(self._step.items()):
             held = self._held[owner]
@@ -205,68 +210,61 @@ class PagedGroupsPolicy(PoolPolicy):
     def horizon(self, decoding: Sequence[KVSequence], limit: int) -> int:
         """The most steps whose blocks are free when they come, those given back in between among them.
 
-        O(groups) when blocks are plenty, else O(blocks of *decoding*, and changes within the leap). ``max_model_len``
-        is the scheduler's business and not looked at. Where no layer sees everything, :meth:`kept` bends at the
-        longest window, and a leap ends there.
+        ``max_model_len`` is the scheduler's business and not looked at. Where no layer sees everything, :meth:`kept`
+        bends at the longest window, and a leap ends there. O(groups) when blocks are plenty, else O(block size *
+        groups), or O(changes of the steps that were not tried before) when blocks are short; and O(sequences) for a
+        list that it has not seen since anybody reserved.
         """
-        held = [self._held[s.id] for s in decoding]
-        bound = self._bound
-        if bound is not None:
-            limit = min([limit, *(bound - h.tokens for h in held if h.tokens < bound)])
-        return self._steps_that_fit(held, limit, NEVER)
+        if self._bound is not None:
+            limit = self._batch_of(decoding).unbent(self._bound, limit)
+        if self._are_plenty(decoding, limit):
+            return limit
+        return self._batch_of(decoding).fitting(limit)
 
-    def _steps_that_fit(self, decoding: Sequence[Held], limit: int, longest: int) -> int:
-        if len(decoding) * sum(-(-limit // m.size) for m in self.pool.managers) <= self.pool.num_free:
-            return limit
-        need = sum(
-            max(0, manager.required(tokens, tokens) - len(table.blocks))
-            for h in decoding
-            for tokens in (min(h.tokens + limit, longest),)
-            for manager, table in zip(self.pool.managers, h.tables, strict=True)
-        )
-        if need <= self.pool.num_free:
-            return limit
-        trial = Trial(
-            self.pool.managers, self.pool.cache.refs, self.pool.num_free, [h.tables for h in decoding], longest
-        )
-        return run_steps([(h.tokens, h.quiet) for h in decoding], limit, longest, trial.step)
+    def _are_plenty(self, decoding: Sequence[KVSequence], steps: int) -> bool:
+        """Whether blocks are free for *steps*, even if none has a free slot now. O(groups)."""
+        return len(decoding) * sum([-(-steps // m.size) for m in self.pool.managers]) <= self.pool.num_free
 
     def steps_unseen(self, decoding: Sequence[KVSequence], limit: int) -> int:
-        """The most further steps, at most *limit*, none of which gives a block back. O(sequences * groups)."""
-        managers = self.pool.managers
-        for s in decoding:
-            held = self._held[s.id]
-            releases = [m.next_release(table) for m, table in zip(managers, held.tables, strict=True)]
-            limit = min(limit, min(releases) - held.tokens)
-        return max(0, limit)
+        """The most further steps, at most *limit*, none of which gives a block back. O(1) for a known list."""
+        return self._batch_of(decoding).unseen(limit)
 
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
         """Take *k* steps at once: blocks are given back, go out and get their keys by (step, running order).
 
-        Only steps in which a sequence's tables change are carried out. Raise ValueError, and change nothing, if *k* is
-        over the horizon.
+        Only steps in which a sequence's tables change are carried out: O(groups + log(k)) for each, and what
+        :meth:`horizon` costs. Raise ValueError, and change nothing, if *k* is over the horizon.
         """
         if not k:
             return
-        held = [self._held[s.id] for s in decoding]
-        longest = self.config.max_model_len
-        fitting = self._steps_that_fit(held, k, longest)
-        if fitting < k:
+        longest, batch = self.config.max_model_len, self._batch_of(decoding)
+        if capped := batch.longest + k > longest:
+            self._leave_batch()
+            batch = GroupBatch(self.pool, decoding, batch.tables, longest)
+        if not self._are_plenty(decoding, k) and (fitting := batch.fitting(k)) < k:
             raise ValueError(f"blocks are free for {fitting} of {k} steps: over the horizon")
         self.end_step()
+        before = sum([held.tokens for held in batch.tables]) if capped else 0
+        batch.go(k)
+        if capped:
+            batch.fold()
+            self._tokens += sum([held.tokens for held in batch.tables]) - before
+        else:
+            self._tokens += k * len(decoding)
+        self.pool.end_step()
 
-        def step(place: int, computed: int) -> int:
-            h = held[place]
-            self.pool.forget(h, computed)
-            tokens = min(computed + 1, longest)
-            self.pool.grow(h, tokens, tokens)
-            self.pool.register(decoding[place], h, tokens)
-            return h.quiet
+    def _batch_of(self, decoding: Sequence[KVSequence]) -> GroupBatch:
+        """The batch of the last leap if this is its list, else a new one. Raise KeyError for who holds nothing."""
+        batch = self._batch
+        if batch is None or batch.decoding is not decoding:
+            self._leave_batch()
+            batch = self._batch = GroupBatch(self.pool, decoding, [self._held[s.id] for s in decoding])
+        return batch
 
-        run_steps([(h.tokens, h.quiet) for h in held], k, longest, step)
-        for h in held:
-            self._set_tokens(h, min(h.tokens + k, longest))
-        self.end_step()
+    def _leave_batch(self) -> None:
+        if self._batch is not None:
+            self._batch.fold()
+            self._batch = None
 
     # -- giving back -------------------------------------------------------------------------------------------------
 
@@ -275,6 +273,7 @@ class PagedGroupsPolicy(PoolPolicy):
 
         Raise KeyError for PARK if it holds none.
         """
+        self._leave_batch()
         held = self._held.pop(s.id, None)
         if why is Release.PREEMPT:
             self._prefixes.preempted(s)
@@ -365,6 +364,8 @@ class PagedGroupsPolicy(PoolPolicy):
 
         ``token_bytes`` are those of running sequences: a cached block has none, and neither has a Mamba state.
         """
+        if self._batch is not None:
+            self._batch.fold()
         found: BlocksHeld = {}
         for owner, held in self._held.items():
             for group, table in zip(self.groups, held.tables, strict=True):
@@ -375,5 +376,5 @@ class PagedGroupsPolicy(PoolPolicy):
 
     def check(self) -> None:
         """Assert the invariants of queue, references, keys and tables, and the books against the walk and the arena."""
+        self._check_books(self.usage(), list(self.walk()))  # first: the walk tells the tables of a leap's tokens
         self.pool.check(self._held.values())
-        self._check_books(self.usage(), list(self.walk()))

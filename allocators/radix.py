@@ -18,43 +18,23 @@ evicts for them, batch by batch, here it is sequence by sequence; and what it re
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from hbmtwin.allocators.block_map import Held, block_map, enter
 from hbmtwin.allocators.contract import DeviceAllocator
+from hbmtwin.allocators.decode_batch import DecodeBatch
 from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES, PoolPolicy
-from hbmtwin.allocators.radix_tree import EVICTION_POLICIES, EvictionPolicy, Node, RadixTree
+from hbmtwin.allocators.radix_config import RadixConfig
+from hbmtwin.allocators.radix_tree import Node, RadixTree
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release
 from hbmtwin.allocators.registry import kv_policies
 
+__all__ = ["RadixConfig", "RadixPolicy"]
+
 RETRACT_DECODE_STEPS = 20
 """When one is preempted, the tree gives way to so many further tokens of each that stays."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RadixConfig:
-    """Settings of :class:`RadixPolicy`. ``num_blocks`` counts the dummy page; ``block_size`` is SGLang's page size."""
-
-    num_blocks: int
-    max_model_len: int
-    block_size: int = 1
-    """SGLang's own default; on Ascend it is 128."""
-    enable_prefix_caching: bool = False
-    """Keep the tree. SGLang does, unless told ``--disable-radix-cache``."""
-    eviction_policy: EvictionPolicy = "lru"
-    """Which leaf of the tree goes first: SGLang's ``--radix-eviction-policy``."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_blocks", 1), ("max_model_len", 1), ("block_size", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.eviction_policy not in EVICTION_POLICIES:
-            known = ", ".join(EVICTION_POLICIES)
-            raise ValueError(f"eviction_policy must be one of {known}, not {self.eviction_policy!r}")
 
 
 class _Table:
@@ -65,7 +45,7 @@ class _Table:
     def __init__(self, root: Node, prefill: int) -> None:
         self.pages: list[int] = []
         self.tokens = 0
-        """The target of the last reserve, lookahead not included."""
+        """The target of the last reserve, lookahead not included (less the ``lead`` of its batch)."""
         self.prefill = prefill
         """Tokens that it came with: a step that begins below computes a chunk of them."""
         self.node = root
@@ -83,7 +63,7 @@ class RadixPolicy(PoolPolicy):
     leaves its tokens in it, one that is preempted or dropped only the prompt that it had put there.
 
     Complexity: reserve O(pages taken), with a hit, at the end of a prefill and when a sequence ends also O(pieces of
-    its spans + its pages); horizon O(sequences + block_size * log(limit)); advance O(sequences + pages taken * log).
+    its spans + its pages); horizon and advance as in :class:`~hbmtwin.allocators.paged.PagedPolicy`.
     """
 
     name: ClassVar[str] = "radix"
@@ -100,6 +80,10 @@ class RadixPolicy(PoolPolicy):
         self._ended: list[int] = []
         """Freed at the last step's end and after it, in one call (SGLang's free group): the next step finds them."""
         self._tables: dict[int, _Table] = {}
+        self._batch: DecodeBatch[_Table] | None = None
+        """Those of the last leap, until anybody reserves, is released, or enters the tree."""
+        self._prefilling = False
+        """Whether one of them has a part of its prompt still to put into the tree."""
         self._step: dict[int, tuple[int, int]] = {}
         """Tokens and pages before this step of each sequence reserved in it; -1 tokens if it was admitted in it."""
         self._prefills: dict[int, tuple[KVSequence, _Table]] = {}
@@ -134,6 +118,8 @@ class RadixPolicy(PoolPolicy):
         When admitting, all present tokens must fit into what is free or could be evicted once its own prefix is locked.
         Refused leaves everything as it was. Raise ValueError for a *hit* that :meth:`lookup` does not promise.
         """
+        if self._batch is not None:
+            self._leave_batch()
         if self._ended:
             self._end_group()
         size, longest = self.config.block_size, self.config.max_model_len
@@ -225,6 +211,8 @@ class RadixPolicy(PoolPolicy):
         """The step's reservations stand, and what it computed of prompts enters the tree, in running order."""
         self._step.clear()
         self._inserted = bool(self._prefills)
+        if self._inserted:
+            self._leave_batch()
         for s, table in self._prefills.values():
             node, had, whole = self._insert(s, table, min(table.tokens, s.num_tokens))
             if had > table.cached:
@@ -246,6 +234,7 @@ class RadixPolicy(PoolPolicy):
 
         Nothing has entered the tree yet. What was evicted stays lost; adopted pages lose a lock.
         """
+        self._leave_batch()
         self._prefills.clear()
         for owner, (tokens, held) in reversed(self._step.items()):
             table = self._tables[owner]
@@ -267,61 +256,77 @@ class RadixPolicy(PoolPolicy):
         Steps that only decode put nothing into the tree, and who waits is looked up in each of them to the same effect,
         so the order of leaves is settled before they begin. Not so after a step that put something in: the look-ups of
         the next come after that, those of the step itself came before. There the answer is 0, as for the last token of
-        a prompt, which is still to be put in. O(sequences + block_size * log(limit)).
+        a prompt, which is still to be put in.
+
+        O(1) without prefix caching when pages are plenty, else O(block_size * log(block_size)), and O(sequences) for a
+        list that it has not seen since anybody reserved.
         """
         if not decoding:
             return limit
-        tables = self._tables_of(decoding)
-        if self.config.enable_prefix_caching and (self._inserted or any(t.tokens < t.prefill for t in tables)):
-            return 0
-        size, room = self.config.block_size, self._room()
-        if len(decoding) * -(-limit // size) <= room:
+        room = self._room()
+        plenty = len(decoding) * -(-limit // self.config.block_size) <= room
+        if plenty and not self.config.enable_prefix_caching:
             return limit
-        places = Counter(self._unfilled_slots(tables)).items()
-
-        def need(steps: int) -> int:
-            return sum(count * -(-(steps - slots) // size) for slots, count in places if slots < steps)
-
-        return bisect_right(range(1, limit + 1), room, key=need)
+        batch = self._batch_of(decoding)
+        if self._inserted or self._prefilling:
+            return 0
+        return limit if plenty else batch.horizon(room, limit)
 
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:
         """Take *k* steps at once: pages go out by (step, running order), and leaves are evicted when the list is empty.
 
-        That is what single steps do, each of whose reservations lacks one page at most. Raise ValueError, and change
-        nothing, if *k* is over the horizon.
+        That is what single steps do, each of whose reservations lacks one page at most. Who is as long as
+        ``max_model_len`` takes no more. O(block_size + pages taken * log(block_size)), and O(sequences) for a new list.
+        Raise ValueError, and change nothing, if *k* is over the horizon.
         """
         if not k:
             return
         if k > (horizon := self.horizon(decoding, k)):
             raise ValueError(f"{k} steps are over the horizon of {horizon}")
         self._end_group()
-        size, longest = self.config.block_size, self.config.max_model_len
-        tables = self._tables_of(decoding)
-        steps = [min(k, longest - table.tokens) for table in tables]
-        unfilled = self._unfilled_slots(tables)
-        if size == 1 and not any(unfilled) and min(steps, default=0) == k:  # each takes one in each step
-            pages = self._take(k * len(tables))
+        longest = self.config.max_model_len
+        while k and decoding:
+            batch = self._batch_of(decoding)
+            steps = min(k, longest - batch.longest)
+            if steps:
+                self._go(batch, steps)
+                k -= steps
+                continue
+            self._leave_batch()
+            decoding = [s for s in decoding if self._tables[s.id].tokens < longest]
+
+    def _go(self, batch: DecodeBatch[_Table], steps: int) -> None:
+        tables, count = batch.tables, len(batch.tables)
+        self._tokens += steps * count
+        if batch.takes_always:
+            pages = self._take(steps * count)
             for place, table in enumerate(tables):
-                table.pages += pages[place :: len(tables)]
-        else:
-            taken = [
-                (step, place)
-                for place, (slots, last) in enumerate(zip(unfilled, steps, strict=True))
-                for step in range(slots + 1, last + 1, size)
-            ]
-            for _, place in sorted(taken):
-                tables[place].pages += self._take(1)
-        for table, grown in zip(tables, steps, strict=True):
-            table.tokens += grown
-        self._tokens += sum(steps)
+                table.pages += pages[place::count]
+            batch.pass_over(steps)
+            return
+        for place, _ in batch.go(steps):
+            tables[place].pages += self._take(1)
+
+    def _batch_of(self, decoding: Sequence[KVSequence]) -> DecodeBatch[_Table]:
+        """The batch of the last leap if this is its list, else a new one. Raise KeyError for who holds nothing."""
+        batch = self._batch
+        if batch is None or batch.decoding is not decoding:
+            self._leave_batch()
+            tables = self._tables_of(decoding)
+            pages = [len(table.pages) for table in tables]
+            batch = self._batch = DecodeBatch(decoding, tables, pages, self.config.block_size)
+            caching = self.config.enable_prefix_caching
+            self._prefilling = caching and any(table.tokens < table.prefill for table in tables)
+        return batch
+
+    def _leave_batch(self) -> None:
+        if self._batch is not None:
+            self._batch.fold()
+            self._batch = None
 
     def _tables_of(self, sequences: Sequence[KVSequence]) -> list[_Table]:
         tables = self._tables
         return [tables[s.id] for s in sequences]
-
-    def _unfilled_slots(self, tables: Sequence[_Table]) -> list[int]:
-        size = self.config.block_size
-        return [len(table.pages) * size - table.tokens for table in tables]
 
     # -- giving back -------------------------------------------------------------------------------------------------
 
@@ -331,6 +336,7 @@ class RadixPolicy(PoolPolicy):
         Its locks go in any case. PREEMPT also evicts, as a retraction does, until those that stay have room for 20
         tokens each. Raise KeyError for PARK if it holds none.
         """
+        self._leave_batch()
         table = self._tables.pop(s.id, None)
         if table is None:
             if why is Release.PARK:
@@ -380,6 +386,8 @@ class RadixPolicy(PoolPolicy):
 
         ``token_bytes`` are those of running sequences: a cached page has none.
         """
+        if self._batch is not None:
+            self._batch.fold()
         cached = [page for node in self._tree.nodes() for page in node.pages]
         held: Held = {}
         for owner, table in self._tables.items():
@@ -388,6 +396,7 @@ class RadixPolicy(PoolPolicy):
 
     def check(self) -> None:
         """Assert that every page but the dummy is in one place, and the books against tree, walk and arena."""
+        self._check_books(self.usage(), list(self.walk()))  # first: the walk tells the tables of a leap's tokens
         self._tree.check()
         locks: Counter[Node] = Counter()
         in_tree = [page for node in self._tree.nodes() for page in node.pages]
@@ -399,4 +408,3 @@ class RadixPolicy(PoolPolicy):
             own += table.pages[table.cached :]
         assert all(node.locks == locks[node] for node in self._tree.nodes())
         assert sorted([*in_tree, *own, *self._free, *self._ended]) == list(range(1, self.config.num_blocks))
-        self._check_books(self.usage(), list(self.walk()))

@@ -31,6 +31,11 @@ def table_of(tokens: int, spare: int, size: int, keys: bool) -> BlockTable:
     return table
 
 
+def batch_of(tables: list[BlockTable], size: int) -> DecodeBatch[BlockTable]:
+    num_blocks, keys = [len(table.blocks) for table in tables], [table.next_key for table in tables]
+    return DecodeBatch([], tables, num_blocks, size, keys)
+
+
 def one_by_one(tables: list[BlockTable], size: int, steps: int) -> list[tuple[int, bool]]:
     """Every table asked in every step."""
     events = []
@@ -55,7 +60,7 @@ def test_what_is_due_is_what_asking_everybody_finds(
     made_of: list[tuple[int, int, bool]], size: int, pieces: list[int], free: int, limit: int
 ) -> None:
     tables = [table_of(tokens, spare, size, keys) for tokens, spare, keys in made_of]
-    batch = DecodeBatch([], tables, size)
+    batch = batch_of(tables, size)
     gone = 0
     wanted = one_by_one(tables, size, sum(pieces) + limit)
     for piece in pieces:
@@ -79,7 +84,7 @@ def test_what_is_due_is_what_asking_everybody_finds(
 def test_the_picture_of_the_docstring() -> None:
     tables = [table_of(tokens, 0, 4, False) for tokens in (6, 3, 8, 7)]
     tables[2].blocks.append(0)
-    batch = DecodeBatch([], tables, 4)
+    batch = batch_of(tables, 4)
     assert list(batch.go(5)) == [(1, False), (3, False), (0, False), (2, False)]
     assert list(batch.go(2)) == [(1, False), (3, False), (0, False)]
 
@@ -181,7 +186,7 @@ def test_steps_past_the_longest_length_are_refused() -> None:
 def test_a_planted_bug_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = DecodeBatch.go
 
-    def go(self: DecodeBatch, steps: int) -> Iterator[tuple[int, bool]]:
+    def go(self: DecodeBatch[BlockTable], steps: int) -> Iterator[tuple[int, bool]]:
         events = list(honest(self, steps))
         if fault == "order of places":
             events.sort()
