@@ -112,9 +112,14 @@ class GroupManager:
         table.keyed = len(table.blocks)
         table.skipped = skipped
 
-    def grow(self, table: GroupTable, required: int, take: Callable[[], int]) -> None:
-        """Take blocks up to *required* places."""
-        table.blocks += [take() for _ in range(required - len(table.blocks))]
+    def grow(self, table: GroupTable, required: int, take: Callable[[], int]) -> int:
+        """Take blocks up to *required* places; return how many."""
+        more = required - len(table.blocks)
+        if more == 1:
+            table.blocks.append(take())
+        else:
+            table.blocks += [take() for _ in range(more)]
+        return more
 
     def forget(self, table: GroupTable, computed: int) -> list[list[int]]:
         """Take out what no later token reads, high places first, down to the first that is null already.
@@ -274,12 +279,12 @@ class AlignedMambaManager(MambaManager):
         """All: there is but one that is not null."""
         return hit
 
-    def grow(self, table: GroupTable, required: int, take: Callable[[], int]) -> None:
+    def grow(self, table: GroupTable, required: int, take: Callable[[], int]) -> int:
         """Null places up to the last, the drafts' old states moved behind them, and the rest from the pool."""
         blocks, drafts = table.blocks, self.group.speculative_blocks
         before = len(blocks)
         if required <= before:
-            return
+            return 0
         if table.grown:
             table.previous = before - 1 - drafts
         elif before:
@@ -291,7 +296,7 @@ class AlignedMambaManager(MambaManager):
                 blocks.append(blocks[index])
                 blocks[index] = NULL
         table.grown = True
-        super().grow(table, required, take)
+        return super().grow(table, required, take)
 
     def forget(self, table: GroupTable, computed: int) -> list[list[int]]:
         """And the state that the running one was copied from, once that is computed."""

@@ -178,15 +178,14 @@ class GroupPool:
         """Take the blocks that :meth:`need` counted. O(1) if there are none."""
         if slots <= held.takes and scheduled <= held.takes:
             return
+        take = self.cache.take
         for index, (manager, table) in enumerate(zip(self.managers, held.tables, strict=True)):
-            required = manager.required(slots, scheduled)
-            before, free = len(table.blocks), len(self.cache.free)
+            required, before = manager.required(slots, scheduled), len(table.blocks)
             if required > before:
-                manager.grow(table, required, self.cache.take)
-                taken = free - len(self.cache.free)
+                taken = manager.grow(table, required, take)
                 self.entries[index] += taken
                 self.distinct[index] += taken
-                self.nulls[index] += len(table.blocks) - before - taken
+                self.nulls[index] += required - before - taken
         self._settle(held)
 
     def register(self, s: KVSequence, held: Held, tokens: int) -> None:
