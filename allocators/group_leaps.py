@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from hbmtwin.allocators.decode_batch import Batch
-from hbmtwin.allocators.group_managers import NEVER, GroupTable
+from hbmtwin.allocators.group_managers import NEVER
 from hbmtwin.allocators.group_pool import GroupPool, Held
 from hbmtwin.allocators.records import KVSequence
 
@@ -181,13 +181,12 @@ class Trial:
         self.stopped = False
         """Whether the step behind lacks a block."""
         self._batch = batch
-        self._managers = pool.managers
-        self._kinds = pool.kinds
+        self._pool = pool
         self._refs = pool.cache.refs
         self._free = pool.num_free
         self._calendar = Calendar()
         self._calendar.pending = list(batch.calendar.pending)
-        self._tables: dict[int, list[GroupTable]] = {}
+        self._held: dict[int, Held] = {}
         self._left: dict[int, int] = {}
         """References that are left to a block which somebody has given up."""
 
@@ -196,7 +195,7 @@ class Trial:
         calendar, batch = self._calendar, self._batch
         while not self.stopped and (step := calendar.turn(end)) != NEVER:
             places = calendar.due.pop(step, [])
-            places += [place for place in batch.calendar.due.get(step, ()) if place not in self._tables]
+            places += [place for place in batch.calendar.due.get(step, ()) if place not in self._held]
             for place in sorted(places):
                 start = batch.tables[place].tokens - batch.before
                 if start + step - 1 > batch.cap:
@@ -210,22 +209,26 @@ class Trial:
 
     def _step(self, place: int, computed: int) -> int | None:
         """One token of one sequence: how far its tables are quiet now; None if its blocks are not free."""
-        tables = self._tables.get(place)
-        if tables is None:
-            tables = self._tables[place] = [copied(table) for table in self._batch.tables[place].tables]
-        for manager, table in zip(self._managers, tables, strict=True):
-            for blocks in manager.forget(table, computed):
-                self._give_back(blocks)
+        held = self._held.get(place)
+        if held is None:
+            held = self._held[place] = copied(self._batch.tables[place])
+        managers = self._pool.managers
+        if computed >= held.releases:
+            for manager, table in zip(managers, held.tables, strict=True):
+                for blocks in manager.forget(table, computed):
+                    self._give_back(blocks)
         tokens = min(computed + 1, self._batch.cap)
-        required = [manager.required(tokens, tokens) for manager in self._managers]
-        needed = zip(self._managers, tables, required, strict=True)
-        if sum([manager.new_blocks(table, places, 0, computed) for manager, table, places in needed]) > self._free:
-            return None
-        for manager, table, places in zip(self._managers, tables, required, strict=True):
-            if places > len(table.blocks):
-                manager.grow(table, places, self._take)
-        changes = [(manager.next_take(tables[at]), manager.next_release(tables[at])) for manager, at, _ in self._kinds]
-        return min([min(change) for change in changes])
+        if tokens > held.takes:
+            need, required = 0, [manager.required(tokens, tokens) for manager in managers]
+            for manager, index, groups in self._pool.kinds:
+                need += groups * manager.new_blocks(held.tables[index], required[index], 0, computed)
+            if need > self._free:
+                return None
+            for manager, table, places in zip(managers, held.tables, required, strict=True):
+                if places > len(table.blocks):
+                    manager.grow(table, places, self._take)
+        self._pool.settle(held)
+        return held.quiet
 
     def _take(self) -> int:
         self._free -= 1
@@ -240,9 +243,11 @@ class Trial:
             self._free += 1
 
 
-def copied(table: GroupTable) -> GroupTable:
-    """A table to try things on."""
-    copy = GroupTable()
-    copy.blocks = list(table.blocks)
-    copy.keyed, copy.skipped, copy.grown, copy.previous = table.keyed, table.skipped, table.grown, table.previous
+def copied(held: Held) -> Held:
+    """Tables to try things on; nobody registers their blocks."""
+    copy = Held(len(held.tables))
+    for table, mine in zip(held.tables, copy.tables, strict=True):
+        mine.blocks = list(table.blocks)
+        mine.keyed, mine.skipped, mine.grown, mine.previous = table.keyed, table.skipped, table.grown, table.previous
+    copy.takes, copy.releases, copy.next_key = held.takes, held.releases, NEVER
     return copy

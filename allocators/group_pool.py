@@ -135,6 +135,13 @@ class GroupPool:
             marks.append((length, table.keyed, table.grown, table.previous, table.blocks[length - drafts :]))
         return marks
 
+    def settle(self, held: Held) -> None:
+        """Say anew how far it is quiet, after its tables or keys have changed. O(kinds of groups)."""
+        tables = held.tables
+        held.takes = min([manager.next_take(tables[index]) for manager, index, _ in self.kinds])
+        held.releases = min([manager.next_release(tables[index]) for manager, index, _ in self.kinds])
+        held.quiet = min(held.takes, held.releases, held.next_key - 1)
+
     # -- what changes tables -----------------------------------------------------------------------------------------
 
     def forget(self, held: Held, computed: int) -> None:
@@ -145,14 +152,7 @@ class GroupPool:
             for blocks in manager.forget(table, computed):
                 self.nulls[index] += len(blocks)
                 self._give_back(index, blocks)
-        self._settle(held)
-
-    def _settle(self, held: Held) -> None:
-        """Say anew how far it is quiet, after its tables or keys have changed. O(kinds of groups)."""
-        tables = held.tables
-        held.takes = min([manager.next_take(tables[index]) for manager, index, _ in self.kinds])
-        held.releases = min([manager.next_release(tables[index]) for manager, index, _ in self.kinds])
-        held.quiet = min(held.takes, held.releases, held.next_key - 1)
+        self.settle(held)
 
     def _give_back(self, index: int, blocks: Sequence[int]) -> None:
         """One call of one group."""
@@ -172,7 +172,7 @@ class GroupPool:
             self.entries[index] += len(blocks)
             self.nulls[index] += len(table.blocks) - len(blocks)
             self.cache.touch(blocks)
-        self._settle(held)
+        self.settle(held)
 
     def grow(self, held: Held, slots: int, scheduled: int) -> None:
         """Take the blocks that :meth:`need` counted. O(1) if there are none."""
@@ -186,7 +186,7 @@ class GroupPool:
                 self.entries[index] += taken
                 self.distinct[index] += taken
                 self.nulls[index] += required - before - taken
-        self._settle(held)
+        self.settle(held)
 
     def register(self, s: KVSequence, held: Held, tokens: int) -> None:
         """Give blocks that the first *tokens* fill their keys, as far as spans say what they hold.
@@ -253,7 +253,7 @@ class GroupPool:
             self.cache.take_back(taken)
             self._gone(index, taken)
         held.next_key = 0
-        self._settle(held)
+        self.settle(held)
 
     # -- books -------------------------------------------------------------------------------------------------------
 

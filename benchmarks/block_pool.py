@@ -1,13 +1,13 @@
-"""What the block pools of ``paged``, ``paged_groups`` and ``radix`` cost: blocks a second, a decode's reserve, a leap against the size of the batch.
+"""What block pools cost, ``paged``, ``paged_groups`` and ``radix``: blocks a second, a decode's reserve, a leap.
 
-    python benchmarks/block_pool.py
+    python benchmarks/block_pool.py [paged | groups | radix]
 
-Blocks of 16 tokens; ``groups`` are one that sees all and six that see 64 tokens, as Gemma's do. ``blocks``: 64 sequences at a time of 500 tokens in and 200 out come, decode and go; one operation
-is one block taken or given back, ``steps`` reserves every token, ``leaps`` advances by 20. ``prefix`` is the part of a
-prompt that all have in common; only half of the pool is needed at once, so cached blocks are evicted all the time.
-``reserve``: one decode of one sequence, in a step of 256. ``leap``: ``horizon`` and ``advance`` by so many steps, on
-a list that the policy knows and on a new one; the pool is short, so that ``horizon`` must count. In seconds of the
-processor, the best of five runs. ``python benchmarks/block_pool.py radix`` runs only rows whose label begins so.
+Blocks of 16 tokens; ``groups`` are one that sees all and six that see 64 tokens, as Gemma's do. ``blocks``: 64
+sequences at a time of 500 tokens in and 200 out come, decode and go; one operation is one block taken or given back,
+``steps`` reserves every token, ``leaps`` advances by 20. ``prefix`` is the part of a prompt that all have in common;
+only half of the pool is needed at once, so cached blocks are evicted all the time. ``reserve``: one decode of one
+sequence, in a step of 256. ``leap``: ``horizon`` and ``advance`` by so many steps, on a list that the policy knows and
+on a new one; the pool is short, so that ``horizon`` must count. In seconds of the processor, the best of five runs.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ GROUPS = (
 )
 TABLES = {"paged": 1, "groups": len(GROUPS), "radix": 1}
 """Of a sequence."""
+SHORT = {"paged": 20, "groups": 6, "radix": 20}
+"""Blocks for each table of a batch, so that not all steps up to the limit have theirs whatever is given back."""
+LIMIT = {"paged": 100_000, "groups": 20, "radix": 100_000}
+"""Of ``horizon``: groups try all steps that they promise."""
+STEPS = {"paged": 160, "groups": 32, "radix": 160}
+"""Of one run, all leaps together."""
 
 
 def pool(kind: str, num_blocks: int, caching: bool) -> KVPolicy:
@@ -133,21 +139,20 @@ def running(kind: str, count: int, caching: bool, blocks_each: int) -> tuple[KVP
 
 def leap_us(kind: str, count: int, caching: bool, steps: int, known: bool) -> float:
     """``horizon`` and ``advance`` of a batch of *count*."""
-    policy, batch = running(kind, count, caching, blocks_each=20)
+    policy, batch = running(kind, count, caching, blocks_each=SHORT[kind])
     policy.advance(batch, 1)
-    repeats = 160 // steps
+    repeats = STEPS[kind] // steps
     lists = [batch if known else list(batch) for _ in range(repeats)]
     start = time.process_time()
     for decoding in lists:
-        policy.horizon(decoding, 100_000)
+        policy.horizon(decoding, LIMIT[kind])
         policy.advance(decoding, steps)
     return (time.process_time() - start) / repeats * 1e6
 
 
 def main() -> None:
     """Print the three tables."""
-    prefix = sys.argv[1] if len(sys.argv) > 1 else ""
-    kinds = [(kind, caching) for kind in TABLES for caching in (False, True) if kind.startswith(prefix)]
+    kinds = [(kind, caching) for kind in sys.argv[1:] or TABLES for caching in (False, True)]
     print(f"{'blocks a second':40}{'steps':>12}{'leaps':>12}")
     for kind, caching in kinds:
         for shared in (0, 400) if caching else (0,):
@@ -161,14 +166,14 @@ def main() -> None:
     for kind, caching in kinds:
         for steps in (1, 16):
             for known in (True, False):
-                label = f"{named(kind, caching)}{steps} steps, {'known' if known else 'new'} list"
+                label = f"{named(kind, caching)}, {steps} steps, {'known' if known else 'new'} list"
                 costs = [min(leap_us(kind, count, caching, steps, known) for _ in range(RUNS)) for count in BATCHES]
                 print(f"{label:40}" + "".join(f"{cost:12,.1f}" for cost in costs))
 
 
 def named(kind: str, caching: bool) -> str:
     """The beginning of a row's label."""
-    return f"{kind}, {'caching, ' if caching else ''}"
+    return f"{kind}, caching" if caching else kind
 
 
 if __name__ == "__main__":
