@@ -41,7 +41,7 @@ def server_over_time(results: Mapping[str, Result]) -> go.Figure:
                 legendgroup=name,
                 showlegend=row == 1,
                 mode="lines",
-                line={"width": 1.5, "color": colours[name]},
+                line={"width": 1.5, "color": colours[name], "shape": "hv"},
                 hovertemplate="%{y:,}",
                 row=row,
                 col=1,
@@ -50,7 +50,7 @@ def server_over_time(results: Mapping[str, Result]) -> go.Figure:
     style(figure, 80 + 150 * (len(panels) + 1))
     for row, (_, title) in enumerate(panels, start=1):
         figure.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
-    figure.update_yaxes(title_text="queue<br>time (s)", rangemode="tozero", row=len(panels) + 1, col=1)
+    figure.update_yaxes(title_text="queue (s)", rangemode="tozero", row=len(panels) + 1, col=1)
     figure.update_xaxes(title_text="simulated time (s)", row=len(panels) + 1, col=1)
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
     figure.update_layout(hovermode="x unified", legend=legend, margin={"t": 80})
