@@ -74,8 +74,9 @@ class Policy(Protocol):
 class PolicySide:
     """Either policy; tables are told by each in its way."""
 
-    def __init__(self, policy: Policy, caching: bool, block_bytes: int) -> None:
+    def __init__(self, policy: Policy, caching: bool, block_bytes: int, tables: Callable[[KVSequence], Tables]) -> None:
         self.policy = policy
+        self._tables = tables
         self.caching = caching
         self.block_bytes = block_bytes
         self.told: list[Event] = []
@@ -132,7 +133,7 @@ class PolicySide:
 
     def tables(self, s: KVSequence) -> Tables:
         """Block ids of each group."""
-        raise NotImplementedError
+        return self._tables(s)
 
     def free_queue(self) -> tuple[int, ...]:
         """The policy's."""
@@ -162,11 +163,8 @@ class PagedSide(PolicySide):
 
     def __init__(self, policy: PagedPolicy) -> None:
         self.paged = policy
-        super().__init__(policy, policy.config.enable_prefix_caching, policy.config.block_size * LAYOUT.token_bytes)
-
-    def tables(self, s: KVSequence) -> Tables:
-        """Its only table."""
-        return (self.paged.block_ids(s),)
+        block_bytes = policy.config.block_size * LAYOUT.token_bytes
+        super().__init__(policy, policy.config.enable_prefix_caching, block_bytes, lambda s: (policy.block_ids(s),))
 
 
 class GroupsSide(PolicySide):
@@ -174,15 +172,12 @@ class GroupsSide(PolicySide):
 
     def __init__(self, policy: PagedGroupsPolicy) -> None:
         self.groups = policy
-        super().__init__(policy, policy.config.enable_prefix_caching, policy.config.grouping.block_bytes)
+        block_bytes = policy.config.grouping.block_bytes
+        super().__init__(policy, policy.config.enable_prefix_caching, block_bytes, policy.tables)
 
     def shared_boundary(self, s: KVSequence) -> int:
         """The policy's."""
         return self.groups.shared_boundary(s)
-
-    def tables(self, s: KVSequence) -> Tables:
-        """The policy's."""
-        return self.groups.tables(s)
 
 
 def _arena() -> PooledAllocator:

@@ -13,78 +13,51 @@ import pytest
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
-from hbmtwin.allocators.records import KVLayout, Release
+from hbmtwin.allocators.records import KVLayout
 from hbmtwin.sim.prefill_first import PrefillFirstScheduler
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig
 from hbmtwin.sim.vllm import VllmScheduler
-from hbmtwin.workloads.records import Request, user_stream
+
+from .step_server import StepServer
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
 NAMES = "ABCDEFGH"
 
 
-class Server:
+class Server(StepServer):
     """The scheduler over *blocks* blocks of 4 tokens besides the null one, one step at a time."""
 
     def __init__(self, blocks: int, **config: Any) -> None:
         settings = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 32, **config}
-        self.scheduler = PrefillFirstScheduler(SchedulerConfig(**settings))
+        scheduler = PrefillFirstScheduler(SchedulerConfig(**settings))
         arena = PooledAllocator(HbmDriver(1 << 30), PooledConfig(limit_bytes=1 << 30))
-        self.kv = PagedPolicy(TINY, arena, PagedConfig(num_blocks=blocks + 1, block_size=4, max_model_len=64))
-        self.added = 0
-
-    def add(self, *lengths: tuple[int, int]) -> Server:
-        for prompt, output in lengths:
-            spans = ((user_stream(self.added, 0), 0, prompt),)
-            self.scheduler.add(Request(self.added, self.added, 0, 0, prompt, output, output, spans), 0)
-            self.added += 1
-        return self
-
-    def step(self) -> str:
-        plan = self.scheduler.schedule(self.kv)
-        log = [f"-{NAMES[s.id]}" for s in plan.preempted]
-        log += [f"!{NAMES[r.id]} {why}" for r, why in plan.rejected]
-        log += [f"+{NAMES[a.sequence.id]}" for a in plan.admitted]
-        log += [f"{NAMES[s.id]}:{new}" for s, new in plan.scheduled]
-        self.kv.end_step()
-        for f in self.scheduler.commit(plan, 1):
-            self.kv.release(f.sequence, Release.FINISH)
-            log.append(f"{NAMES[f.sequence.id]}.")
-        self.kv.check()
-        return " ".join(log)
-
-    def steps(self, count: int) -> list[str]:
-        return [self.step() for _ in range(count)]
-
-    @property
-    def waiting(self) -> str:
-        everyone = [NAMES[u.sequence.id] for u in self.scheduler.unfinished()]
-        return " ".join(everyone[self.scheduler.num_running :])
+        kv = PagedPolicy(TINY, arena, PagedConfig(num_blocks=blocks + 1, block_size=4, max_model_len=64))
+        super().__init__(scheduler, kv)
 
 
 def test_a_prompt_interrupts_all_decodes() -> None:
-    server = Server(20).add((3, 9))
+    server = Server(20).add(3, 9)
     assert server.steps(2) == ["+A A:3", "A:1"]
-    server.add((18, 2), (5, 2))
+    server.add(18, 2).add(5, 2)
     assert server.steps(3) == ["+B +C B:18 C:5", "A:1 B:1 C:1 B. C.", "A:1"]
 
 
 def test_prompts_are_whole_and_share_the_budget() -> None:
-    server = Server(20, max_num_batched_tokens=10).add((6, 2), (5, 2), (4, 2))
+    server = Server(20, max_num_batched_tokens=10).add(6, 2).add(5, 2).add(4, 2)
     assert server.steps(3) == ["+A A:6", "+B +C B:5 C:4", "A:1 B:1 C:1 A. B. C."]
 
 
 def test_no_more_than_max_num_seqs_run() -> None:
-    server = Server(20, max_num_seqs=2).add((2, 2), (2, 3), (2, 2))
+    server = Server(20, max_num_seqs=2).add(2, 2).add(2, 3).add(2, 2)
     assert server.steps(4) == ["+A +B A:2 B:2", "A:1 B:1 A.", "+C C:2", "B:1 C:1 B. C."]
 
 
 def test_the_head_of_the_queue_blocks_those_behind_it() -> None:
     """Four blocks: A holds two, B needs three, C would fit."""
-    server = Server(4).add((5, 3), (9, 1), (1, 1))
+    server = Server(4).add(5, 3).add(9, 1).add(1, 1)
     assert server.steps(3) == ["+A A:5", "A:1", "A:1 A."]
     assert server.waiting == "B C"
     assert server.step() == "+B +C B:9 C:1 B. C."
@@ -93,7 +66,7 @@ def test_the_head_of_the_queue_blocks_those_behind_it() -> None:
 def test_the_last_admitted_gives_way_and_comes_back_in_a_step_of_its_own() -> None:
     """Five blocks: A and B hold two each, C one. When A and B need a third, C goes, then B; B has 9 tokens, and waits
     in front of C until A has ended."""
-    server = Server(5).add((7, 3), (7, 3), (4, 4))
+    server = Server(5).add(7, 3).add(7, 3).add(4, 4)
     assert server.steps(2) == ["+A +B +C A:7 B:7 C:4", "-C A:1 B:1"]
     assert server.waiting == "C"
     assert server.steps(2) == ["-B A:1 A.", "+B +C B:9 C:5 B."]
@@ -101,8 +74,8 @@ def test_the_last_admitted_gives_way_and_comes_back_in_a_step_of_its_own() -> No
 
 
 def test_what_can_never_run_is_rejected() -> None:
-    assert Server(3).add((13, 1), (2, 1)).step() == "!A kv_capacity +B B:2 B."
-    assert Server(3).add((60, 5), (2, 1)).step() == "!A max_model_len +B B:2 B."
+    assert Server(3).add(13, 1).add(2, 1).step() == "!A kv_capacity +B B:2 B."
+    assert Server(3).add(60, 5).add(2, 1).step() == "!A max_model_len +B B:2 B."
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------

@@ -215,6 +215,15 @@ def test_a_comparison_replaces_a_comparison(tmp_path: Path) -> None:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
+def test_a_result_of_an_older_release_says_what_it_lacks(result: Result, tmp_path: Path) -> None:
+    result.save(tmp_path / "out")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    del summary["goodput"], summary["prefix_cache"]
+    (tmp_path / "out" / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ResultError, match="lacks goodput, prefix_cache: an older release wrote it; run it again"):
+        Result.load(tmp_path / "out")
+
+
 @pytest.mark.parametrize("damage", ["summary.json", "scenario.toml", "timeline.parquet"])
 def test_a_damaged_result_is_named(damage: str, result: Result, tmp_path: Path) -> None:
     result.save(tmp_path / "out")

@@ -14,60 +14,30 @@ from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.radix import RadixConfig, RadixPolicy
-from hbmtwin.allocators.records import KVLayout, Release
+from hbmtwin.allocators.records import KVLayout
 from hbmtwin.sim import sglang
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig
 from hbmtwin.sim.sglang import NewTokenRatio, SglangScheduler
-from hbmtwin.workloads.records import Request, user_stream
+
+from .step_server import StepServer
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
 NAMES = "ABCDEFGH"
 
 
-class Server:
+class Server(StepServer):
     """The scheduler over a pool of *pages* pages beside the dummy, one step at a time."""
 
     def __init__(self, pages: int, *, page: int = 1, tree: bool = False, **config: Any) -> None:
         settings = {"max_model_len": 9999, "max_num_seqs": 8, "max_num_batched_tokens": 32, **config}
-        self.scheduler = SglangScheduler(SchedulerConfig(**settings))
+        scheduler = SglangScheduler(SchedulerConfig(**settings))
         arena = PooledAllocator(HbmDriver(1 << 30), PooledConfig(limit_bytes=1 << 30))
         pool = RadixConfig(num_blocks=pages + 1, max_model_len=9999, block_size=page, enable_prefix_caching=tree)
-        self.kv = RadixPolicy(TINY, arena, pool)
-        self.added = 0
-
-    def add(self, prompt: int, output: int, max_tokens: int = 0, *, session: int = -1) -> Server:
-        """The prompts of one *session* are alike as far as they go."""
-        spans = ((user_stream(session if session >= 0 else 100 + self.added, 0), 0, prompt),)
-        r = Request(self.added, self.added, 0, 0, prompt, output, max_tokens or output, spans)
-        self.scheduler.add(r, 0)
-        self.added += 1
-        return self
-
-    def step(self) -> str:
-        plan = self.scheduler.schedule(self.kv)
-        log = [f"-{NAMES[s.id]}" for s in plan.preempted]
-        log += [f"!{NAMES[r.id]} {why}" for r, why in plan.rejected]
-        log += [f"+{NAMES[a.sequence.id]}" for a in plan.admitted]
-        log += [f"{NAMES[s.id]}:{new}" for s, new in plan.scheduled]
-        if plan.exhausted is not None:
-            return " ".join([*log, f"?{NAMES[plan.exhausted[0].id]}"])
-        self.kv.end_step()
-        for f in self.scheduler.commit(plan, 1):
-            self.kv.release(f.sequence, Release.FINISH)
-            log.append(f"{NAMES[f.sequence.id]}.")
-        self.kv.check()
-        return " ".join(log)
-
-    def steps(self, count: int) -> list[str]:
-        return [self.step() for _ in range(count)]
-
-    @property
-    def waiting(self) -> str:
-        everyone = [NAMES[u.sequence.id] for u in self.scheduler.unfinished()]
-        return " ".join(everyone[self.scheduler.num_running :])
+        kv = RadixPolicy(TINY, arena, pool)
+        super().__init__(scheduler, kv)
 
     @property
     def ratio(self) -> float:
