@@ -105,8 +105,12 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
             "reserve as before: make it max_num_seqs x the longest prompt to plan for the whole batch"
         )
     scheduler = scenario.scheduler
-    raised = scheduler.policy == "vllm" and not scheduler.enable_chunked_prefill  # to max_model_len
-    if policy == "paged" and not raised and scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+    of_vllm = scheduler.policy == "vllm" and scheduler.enable_chunked_prefill  # else it is raised to max_model_len
+    if (
+        policy == "paged"
+        and (of_vllm or scheduler.policy == "vllm_v0")
+        and scheduler.max_num_batched_tokens < scheduler.max_num_seqs
+    ):
         found.append(
             f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens} is less than max_num_seqs = "
             f"{scheduler.max_num_seqs}: vLLM refuses to start so; here a step serves the first of the running sequences"

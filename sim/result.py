@@ -23,8 +23,11 @@ from hbmtwin.sim.monitor import kv_monitor
 from hbmtwin.sim.scenario import Scenario
 
 TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace", "cache_events")
-SUMMARY_KEYS = ("goodput", "itl_s", "kv_block_bytes", "prefix_cache")
-"""Those that came with time; reports and exports read them."""
+SUMMARY_KEYS = (
+    *("basis", "capacity_bytes", "goodput", "itl_s", "kv_block_bytes", "kv_budget_bytes", "notes", "oom"),
+    *("prefix_cache", "seed", "version"),
+)
+"""What reports and exports read of a summary; older releases did not write all of it."""
 MONITOR_FILE = "kv_monitor.parquet"
 CSV_FILES = tuple(f"{name}.csv" for name in (*TABLES, "kv_monitor"))
 """What an export as CSV writes into a directory of its own."""
@@ -95,7 +98,9 @@ class Result:
             }
             missing = [key for key in SUMMARY_KEYS if key not in summary]
             if missing:
-                raise ValueError(f"summary.json lacks {', '.join(missing)}: an older release wrote it; run it again")
+                raise ValueError(
+                    f"summary.json lacks {', '.join(missing)}: written by an older release, or damaged; run it again"
+                )
             return cls(scenario=scenario, summary=summary, **frames)
         except (OSError, ValueError, TypeError) as error:
             raise ResultError(f"{directory}: not a result directory of hbmtwin: {error}") from None

@@ -220,7 +220,9 @@ def test_a_result_of_an_older_release_says_what_it_lacks(result: Result, tmp_pat
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     del summary["goodput"], summary["prefix_cache"]
     (tmp_path / "out" / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(ResultError, match="lacks goodput, prefix_cache: an older release wrote it; run it again"):
+    with pytest.raises(
+        ResultError, match="lacks goodput, prefix_cache: written by an older release, or damaged; run it again"
+    ):
         Result.load(tmp_path / "out")
 
 
