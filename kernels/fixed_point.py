@@ -35,18 +35,3 @@ def floor_sum(n: int, modulus: int, slope: int, start: int) -> int:
         n, start = divmod(top, modulus)
         modulus, slope = slope, modulus
     return total
-
-
-def sum_of_steps(k: int, floor_ticks: int, start_ticks: int, rise_ticks: int) -> int:
-    """Sum of ``max(floor, start + rise * i) // TICKS_PER_NS`` over *k* steps, in ns; *rise* at least 0. O(log).
-
-    The line crosses the floor at most once, so that the sum falls into a flat and a rising part.
-    """
-    if start_ticks >= floor_ticks:
-        flat = 0
-    elif rise_ticks == 0:
-        flat = k
-    else:
-        flat = min(k, -((start_ticks - floor_ticks) // rise_ticks))
-    rising = floor_sum(k - flat, TICKS_PER_NS, rise_ticks, start_ticks + rise_ticks * flat)
-    return flat * (floor_ticks >> FRACTION_BITS) + rising

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+from hbmtwin.kernels.step_times import StepTimes
 
 LayerType = Literal["attention", "mamba", "mlp"]
 
@@ -199,8 +201,7 @@ class DeviceSpec:
     """Where each figure comes from, by field name, with its range or confidence."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchShape:
+class BatchShape(NamedTuple):
     """What the cost of one step depends on. A leap repeats it: decode reads grow by one token a sequence a step."""
 
     prefill: tuple[tuple[int, int], ...] = ()
@@ -228,16 +229,8 @@ class CostModel(Protocol):
     basis: str
     """``default, uncalibrated`` or ``calibrated on <device>``: printed beside every time."""
 
-    def step_ns(self, b: BatchShape) -> int:
-        """Time of one step, at least 1."""
-        ...
-
-    def leap_ns(self, b: BatchShape, k: int) -> int:
-        """Exactly the sum of *k* consecutive steps; 0 for k = 0. Only decode batches may have k > 1. O(log k)."""
-        ...
-
-    def steps_covering(self, b: BatchShape, dt_ns: int) -> int:
-        """The smallest k >= 1 with ``leap_ns(b, k) >= dt_ns``."""
+    def steps(self, b: BatchShape) -> StepTimes:
+        """Times of steps of this batch in a row; of one that prefills only the first one means anything."""
         ...
 
     def work_ns(self, *, driver_calls: int, syncs: int, copied_bytes: int, swapped_bytes: int) -> int:

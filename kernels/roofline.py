@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hbmtwin.kernels.attention_cost import ATTENTION, AttentionCost
-from hbmtwin.kernels.fixed_point import FRACTION_BITS, TICKS_PER_NS, sum_of_steps, ticks
+from hbmtwin.kernels.fixed_point import FRACTION_BITS, TICKS_PER_NS, ticks
 from hbmtwin.kernels.mamba_cost import MambaCost
 from hbmtwin.kernels.records import BatchShape, DeviceSpec, ModelShape
+from hbmtwin.kernels.step_times import StepTimes
 from hbmtwin.kernels.weights import check_tensor_parallel, embedding_bytes, streamed_bytes
 
 
@@ -53,11 +54,15 @@ class RooflineCost:
         self.attention = AttentionCost(attention, model, device, tp, kv_token_bytes)
         self.mamba = MambaCost(model, device, tp)
         self._step = ticks(device.step_overhead_ns)
-        self._layers = ticks(device.layer_overhead_ns * layers)
         self._weights = ticks(streamed / bandwidth * 1e9)
         self._token = ticks(2 * (streamed - head) / model.dtype_bytes / flops_per_s * 1e9)
         self._row = ticks(2 * head / model.dtype_bytes / flops_per_s * 1e9)
-        self._allreduce, self._allreduce_token = _allreduce_ticks(model, device, tp)
+        allreduce, self._allreduce_token = _allreduce_ticks(model, device, tp)
+        self._launch = self.mamba.launch_ticks + self.attention.launch_ticks
+        self._read, self._window_read = self.attention.decode_token_ticks, self.attention.window_token_ticks
+        self._fixed = self._step + ticks(device.layer_overhead_ns * layers) + allreduce + self._launch
+        self._token_row = self._token + self._row
+        self._sequence = self._allreduce_token + self.mamba.sequence_ticks
         self._host_decode = max(TICKS_PER_NS, ticks(device.host_step_ns))
         self._host_prefill = max(self._host_decode, ticks(device.host_layer_ns * layers))
 
@@ -67,37 +72,20 @@ class RooflineCost:
         host = device.host_bandwidth_bytes_per_s
         self._swapped_byte = ticks(1 / host * 1e9) if host else None
 
-    def step_ns(self, b: BatchShape) -> int:
-        """Time of one step, at least 1. O(number of prefilling sequences)."""
-        return max(self._host(b), self._device(b)) >> FRACTION_BITS
-
-    def leap_ns(self, b: BatchShape, k: int) -> int:
-        """Exactly the sum of *k* consecutive steps; 0 for k = 0. O(log k).
-
-        Raise ValueError when *k* is negative, or above 1 for a batch that prefills: that one cannot repeat.
-        """
-        if k < 0:
-            raise ValueError(f"a leap has at least 0 steps, not {k}")
-        if k > 1 and b.prefill:
-            raise ValueError(f"a batch that prefills cannot be repeated {k} times")
-        rise = b.kv_read_growth * self.attention.decode_token_ticks
-        rise += b.window_read_growth * self.attention.window_token_ticks
-        return sum_of_steps(k, self._host(b), self._device(b), rise)
-
-    def steps_covering(self, b: BatchShape, dt_ns: int) -> int:
-        """The smallest k >= 1 with ``leap_ns(b, k) >= dt_ns``. O(log^2).
-
-        Steps of a leap never get shorter, which bounds k by that of steps which all last as long as the first.
-        Raise ValueError as :meth:`leap_ns` does.
-        """
-        low, high = 1, max(1, -(-dt_ns // self.step_ns(b)))
-        while low < high:
-            middle = (low + high) // 2
-            if self.leap_ns(b, middle) >= dt_ns:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    def steps(self, b: BatchShape) -> StepTimes:
+        """Times of the batch's steps. O(number of prefilling sequences), and none of them is repeated."""
+        count = b.decode_count
+        if b.prefill:
+            return StepTimes(self._host_prefill, self._mixed(b))
+        if not count:
+            return StepTimes(self._host_decode, self._step)
+        matrices = count * self._token_row
+        device = self._fixed + count * self._sequence
+        device += matrices if matrices > self._weights else self._weights
+        device += b.kv_read_tokens * self._read + b.window_read_tokens * self._window_read
+        return StepTimes(
+            self._host_decode, device, b.kv_read_growth * self._read + b.window_read_growth * self._window_read
+        )
 
     def work_ns(self, *, driver_calls: int, syncs: int, copied_bytes: int, swapped_bytes: int) -> int:
         """Time that memory management adds to a step; a copied byte is read and written in device memory.
@@ -111,27 +99,17 @@ class RooflineCost:
             total += swapped_bytes * self._swapped_byte
         return total >> FRACTION_BITS
 
-    def _host(self, b: BatchShape) -> int:
-        return self._host_prefill if b.prefill else self._host_decode
-
-    def _device(self, b: BatchShape) -> int:
-        tokens = b.tokens
-        if tokens == 0:
-            return self._step
-        rows = b.decode_count + len(b.prefill)
-        total = self._step + self._layers
-        total += max(self._weights, tokens * self._token + rows * self._row)
-        total += self._allreduce + tokens * self._allreduce_token
-        total += rows * self.mamba.sequence_ticks
-        if b.decode_count:
-            total += self.mamba.launch_ticks + self.attention.launch_ticks
-            total += b.kv_read_tokens * self.attention.decode_token_ticks
-            total += b.window_read_tokens * self.attention.window_token_ticks
-        if b.prefill:
-            total += self.mamba.launch_ticks + self.attention.launch_ticks
-            total += (tokens - b.decode_count) * self.mamba.prefill_token_ticks
-            total += sum(self.attention.prefill_ticks(new, context) for new, context in b.prefill)
-        return total
+    def _mixed(self, b: BatchShape) -> int:
+        """Ticks of the device for a step in which somebody prefills."""
+        count = b.decode_count
+        prompts = sum([new for new, _ in b.prefill])
+        tokens, rows = count + prompts, count + len(b.prefill)
+        total = self._fixed + max(self._weights, tokens * self._token + rows * self._row)
+        total += tokens * self._allreduce_token + rows * self.mamba.sequence_ticks
+        total += prompts * self.mamba.prefill_token_ticks
+        if count:
+            total += self._launch + b.kv_read_tokens * self._read + b.window_read_tokens * self._window_read
+        return total + sum([self.attention.prefill_ticks(new, context) for new, context in b.prefill])
 
 
 def _allreduce_ticks(model: ModelShape, device: DeviceSpec, tp: int) -> tuple[int, int]:

@@ -3,52 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.kernels.records import BatchShape, CostModel
 from hbmtwin.sim.scheduler import Plan
 
 
-@dataclass(frozen=True, slots=True)
 class Leap:
-    """Equal steps in a row, the first of which begins, without its memory work, at *start_ns*."""
+    """Equal steps in a row, the first of which begins, without its memory work, at *start_ns*.
 
-    cost: CostModel
-    batch: BatchShape
-    start_ns: int
-    steps: int
-    changed: bool
-    """Whether the batch differs from that of the step before."""
+    Times of the batch are worked out once, and the end that was asked for last is kept: nearly always it is the last.
+    """
+
+    __slots__ = ("_end_ns", "_end_step", "_times", "changed", "start_ns", "steps")
+
+    def __init__(self, cost: CostModel, batch: BatchShape, start_ns: int, steps: int, changed: bool) -> None:
+        """*changed*: whether the batch differs from that of the step before. Raise ValueError for a batch that prefills
+        and is to be repeated."""
+        if steps > 1 and batch.prefill:
+            raise ValueError(f"a batch that prefills cannot be repeated {steps} times")
+        self.start_ns = start_ns
+        self.steps = steps
+        self.changed = changed
+        self._times = cost.steps(batch)
+        self._end_step, self._end_ns = 0, start_ns
 
     def end_of(self, step: int) -> int:
-        """When its *step*-th step ends, from 1. O(log step)."""
-        return self.start_ns + self.cost.leap_ns(self.batch, step)
-
-    def reaching(self, time_ns: int) -> int:
-        """The first step that ends at *time_ns* or later."""
-        return self.cost.steps_covering(self.batch, max(1, time_ns - self.start_ns))
+        """When its *step*-th step ends, from 1. O(log step), and O(1) for the one asked for last."""
+        if step != self._end_step:
+            self._end_step, self._end_ns = step, self.start_ns + self._times.total_ns(step)
+        return self._end_ns
 
     def cut_at(self, time_ns: float) -> Leap:
-        """As long as it may be if something comes in at *time_ns* (infinity: nothing does)."""
-        if self.steps == 1 or self.end_of(self.steps) <= time_ns:
+        """Itself, made as short as it must be if something comes in at *time_ns* (infinity: nothing does)."""
+        steps, left = self.steps, time_ns - self.start_ns
+        if steps == 1 or (steps * self._times.first_ns <= left and self.end_of(steps) <= time_ns):
             return self
-        return Leap(self.cost, self.batch, self.start_ns, min(self.steps, self.reaching(int(time_ns))), self.changed)
+        reaching, total_ns = self._times.reaching(int(left))
+        if reaching <= steps:
+            self.steps = reaching
+            self._end_step, self._end_ns = reaching, self.start_ns + total_ns
+        return self
 
     def rows_within(self, next_tick_ns: int, interval_ns: int) -> Iterator[tuple[int, int]]:
         """Steps but the last whose end wants a row, with the time of that end: the first one of a changed batch, then
         the first after each tick of the interval."""
+        if self.steps == 1:
+            return
+        start_ns, last_ns = self.start_ns, self.end_of(self.steps)
         step = 0
-        if self.changed and self.steps > 1:
+        if self.changed:
             step = 1
-            time_ns = self.end_of(1)
+            time_ns = start_ns + self._times.first_ns
             yield 1, time_ns
             next_tick_ns = (time_ns // interval_ns + 1) * interval_ns
-        while self.steps > 1:
-            step = max(step + 1, self.reaching(next_tick_ns))
+        while next_tick_ns < last_ns:  # else no step but the last reaches it
+            reaching, total_ns = self._times.reaching(next_tick_ns - start_ns)
+            if reaching > step:
+                step, time_ns = reaching, start_ns + total_ns
+            else:
+                step += 1
+                time_ns = start_ns + self._times.total_ns(step)
             if step >= self.steps:
                 return
-            time_ns = self.end_of(step)
             yield step, time_ns
             next_tick_ns = (time_ns // interval_ns + 1) * interval_ns
 

@@ -9,6 +9,7 @@ from claim import GIB, HERE, MIB, Found, claim
 
 from hbmtwin import Scenario
 from hbmtwin.kernels.records import BatchShape, CostModel
+from hbmtwin.kernels.step_times import StepTimes
 from hbmtwin.sim.run import Twin
 
 V1 = ('kv_cache.version="0.27"', "scheduler.policy=vllm")
@@ -29,17 +30,9 @@ class Copies:
         self.basis = cost.basis
         self.copied_bytes = 0
 
-    def step_ns(self, b: BatchShape) -> int:
+    def steps(self, b: BatchShape) -> StepTimes:
         """As the cost model's."""
-        return self.cost.step_ns(b)
-
-    def leap_ns(self, b: BatchShape, k: int) -> int:
-        """As the cost model's."""
-        return self.cost.leap_ns(b, k)
-
-    def steps_covering(self, b: BatchShape, dt_ns: int) -> int:
-        """As the cost model's."""
-        return self.cost.steps_covering(b, dt_ns)
+        return self.cost.steps(b)
 
     def work_ns(self, *, driver_calls: int, syncs: int, copied_bytes: int, swapped_bytes: int) -> int:
         """As the cost model's; the bytes copied are counted."""

@@ -53,12 +53,13 @@ def test_decode_reads_the_window_only() -> None:
     whole = RooflineCost(model, DEVICE, kv_token_bytes=TOKEN_BYTES)
     full = RooflineCost(FULL, DEVICE, kv_token_bytes=TOKEN_BYTES)
     deep = BatchShape(decode_count=64, kv_read_tokens=64 * 20_000, longest_context=20_000)
-    alike = replace(deep, window_read_tokens=deep.kv_read_tokens)
-    short = replace(deep, window_read_tokens=64 * 256)
-    assert whole.step_ns(alike) == pytest.approx(full.step_ns(deep), rel=1e-6)
-    reading_ns = full.step_ns(replace(deep, kv_read_tokens=2 * deep.kv_read_tokens)) - full.step_ns(deep)
-    saved = whole.step_ns(replace(alike, kv_read_tokens=2 * deep.kv_read_tokens)) - whole.step_ns(
-        replace(short, kv_read_tokens=2 * deep.kv_read_tokens)
+    alike = deep._replace(window_read_tokens=deep.kv_read_tokens)
+    short = deep._replace(window_read_tokens=64 * 256)
+    assert whole.steps(alike).first_ns == pytest.approx(full.steps(deep).first_ns, rel=1e-6)
+    reading_ns = full.steps(deep._replace(kv_read_tokens=2 * deep.kv_read_tokens)).first_ns - full.steps(deep).first_ns
+    saved = (
+        whole.steps(alike._replace(kv_read_tokens=2 * deep.kv_read_tokens)).first_ns
+        - whole.steps(short._replace(kv_read_tokens=2 * deep.kv_read_tokens)).first_ns
     )
     assert saved == pytest.approx(reading_ns / 2 * (1 - 256 / 20_000), rel=0.01)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hbmtwin.kernels.fixed_point import TICKS_PER_NS, floor_sum, sum_of_steps, ticks
+from hbmtwin.kernels.fixed_point import TICKS_PER_NS, floor_sum, ticks
 
 coefficient = st.integers(0, 1 << 70)
 
@@ -21,22 +21,6 @@ def test_floor_sum_of_a_million_steps_splits_into_two_halves() -> None:
     first = floor_sum(400_000, TICKS_PER_NS, 123_457, 89)
     rest = floor_sum(600_000, TICKS_PER_NS, 123_457, 89 + 123_457 * 400_000)
     assert whole == first + rest == 58_868_326_260
-
-
-@given(
-    k=st.integers(0, 200),
-    floor=st.integers(0, 50 * TICKS_PER_NS),
-    start=st.integers(0, 50 * TICKS_PER_NS),
-    rise=st.integers(0, 2 * TICKS_PER_NS),
-)
-def test_steps_under_a_floor_that_the_line_crosses(k: int, floor: int, start: int, rise: int) -> None:
-    brute = sum(max(floor, start + rise * i) // TICKS_PER_NS for i in range(k))
-    assert sum_of_steps(k, floor, start, rise) == brute
-
-
-def test_the_crossing_step_itself_belongs_to_the_rising_part() -> None:
-    ns = TICKS_PER_NS
-    assert [sum_of_steps(k, 10 * ns, 4 * ns, 3 * ns) for k in range(6)] == [0, 10, 20, 30, 43, 59]
 
 
 def test_ticks_keep_six_digits_of_a_nanosecond() -> None:

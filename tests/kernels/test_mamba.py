@@ -186,7 +186,7 @@ def cost(shape: ModelShape, tp: int = 1) -> RooflineCost:
 
 def test_decode_reads_and_writes_the_states_of_each_sequence() -> None:
     def step(n: int) -> int:
-        return cost(GRANITE).step_ns(BatchShape(decode_count=n, kv_read_tokens=64_000, longest_context=64_000))
+        return cost(GRANITE).steps(BatchShape(decode_count=n, kv_read_tokens=64_000, longest_context=64_000)).first_ns
 
     bandwidth = ASCEND.memory_bandwidth_bytes_per_s * ASCEND.kv_bandwidth_efficiency
     by_hand = 2 * 36 * 1_074_688 / bandwidth * 1e9
@@ -195,9 +195,12 @@ def test_decode_reads_and_writes_the_states_of_each_sequence() -> None:
 
 def test_a_state_costs_the_same_behind_any_context_and_attention_does_not() -> None:
     near = BatchShape(decode_count=8, kv_read_tokens=8 * 100, kv_read_growth=8, longest_context=100)
-    far = replace(near, kv_read_tokens=8 * 100_000, longest_context=100_000)
+    far = near._replace(kv_read_tokens=8 * 100_000, longest_context=100_000)
     layers = replace(GRANITE, layer_types=types("*" + "M" * 39))
-    rise = {s.name: cost(s).step_ns(far) - cost(s).step_ns(near) for s in (GRANITE, replace(layers, name="one"))}
+    rise = {
+        s.name: cost(s).steps(far).first_ns - cost(s).steps(near).first_ns
+        for s in (GRANITE, replace(layers, name="one"))
+    }
     assert rise["granite-4.0-h-micro"] == pytest.approx(4 * rise["one"], rel=0.001)
 
 
@@ -205,9 +208,11 @@ def test_a_state_costs_the_same_behind_any_context_and_attention_does_not() -> N
 def test_a_leap_is_the_exact_sum_of_its_steps(shape: ModelShape) -> None:
     model = cost(shape)
     b = BatchShape(decode_count=7, kv_read_tokens=7 * 900, kv_read_growth=7, longest_context=900)
-    steps = [model.step_ns(replace(b, kv_read_tokens=b.kv_read_tokens + 7 * i)) for i in range(300)]
-    assert model.leap_ns(b, 300) == pytest.approx(sum(steps), abs=300)
-    assert model.leap_ns(b, 300) == sum(model.leap_ns(b, i + 1) - model.leap_ns(b, i) for i in range(300))
+    steps = [model.steps(b._replace(kv_read_tokens=b.kv_read_tokens + 7 * i)).first_ns for i in range(300)]
+    assert model.steps(b).total_ns(300) == pytest.approx(sum(steps), abs=300)
+    assert model.steps(b).total_ns(300) == sum(
+        model.steps(b).total_ns(i + 1) - model.steps(b).total_ns(i) for i in range(300)
+    )
 
 
 def test_flops_of_a_chunk_by_hand() -> None:
@@ -237,7 +242,7 @@ def test_overheads_of_nemotron_are_those_of_28_layers_with_a_mixer_and_an_mlp() 
     still = replace(empty, layer_overhead_ns=0)
     b = BatchShape(decode_count=1, kv_read_tokens=10)
     with_it, without = (
-        RooflineCost(NEMOTRON, d, kv_token_bytes=4 * 4096).step_ns(b)
+        RooflineCost(NEMOTRON, d, kv_token_bytes=4 * 4096).steps(b).first_ns
         for d in (replace(empty, layer_overhead_ns=1000), still)
     )
     assert with_it - without == pytest.approx(28_000, abs=1)
@@ -249,7 +254,7 @@ def test_the_sums_of_a_gated_norm_with_one_group_are_reduced_over_ranks() -> Non
 
     def rise(shape: ModelShape) -> int:
         return sum(
-            sign * RooflineCost(shape, d, tensor_parallel_size=2, kv_token_bytes=4096).step_ns(b)
+            sign * RooflineCost(shape, d, tensor_parallel_size=2, kv_token_bytes=4096).steps(b).first_ns
             for sign, d in ((1, slow), (-1, ASCEND))
         )
 

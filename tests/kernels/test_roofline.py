@@ -37,8 +37,7 @@ def decode(count: int, context: int) -> BatchShape:
 
 def later(b: BatchShape, steps: int) -> BatchShape:
     """The batch of the leap's step number *steps*."""
-    return replace(
-        b,
+    return b._replace(
         kv_read_tokens=b.kv_read_tokens + steps * b.kv_read_growth,
         window_read_tokens=b.window_read_tokens + steps * b.window_read_growth,
         longest_context=b.longest_context + steps,
@@ -46,8 +45,8 @@ def later(b: BatchShape, steps: int) -> BatchShape:
 
 
 batches = st.builds(
-    lambda count, context, window, growth: replace(
-        decode(count, context), window_read_tokens=count * min(context, window), window_read_growth=min(count, growth)
+    lambda count, context, window, growth: decode(count, context)._replace(
+        window_read_tokens=count * min(context, window), window_read_growth=min(count, growth)
     ),
     st.integers(1, 256),
     st.integers(1, 20_000),
@@ -76,103 +75,103 @@ def test_it_is_a_cost_model_and_says_how_far_to_trust_it() -> None:
 
 @given(models_of_cost, batches, st.integers(0, 120))
 def test_a_leap_is_exactly_the_sum_of_its_steps(model: RooflineCost, b: BatchShape, k: int) -> None:
-    assert model.leap_ns(b, k) == sum(model.step_ns(later(b, i)) for i in range(k))
+    assert model.steps(b).total_ns(k) == sum(model.steps(later(b, i)).first_ns for i in range(k))
 
 
 def test_leaps_that_multiply_or_that_floor_once_are_caught() -> None:
     model, b, k = cost(), decode(64, 1000), 1000
-    exact = sum(model.step_ns(later(b, i)) for i in range(k))
-    first, last = model.step_ns(b), model.step_ns(later(b, k - 1))
-    assert model.leap_ns(b, k) == exact
+    exact = sum(model.steps(later(b, i)).first_ns for i in range(k))
+    first, last = model.steps(b).first_ns, model.steps(later(b, k - 1)).first_ns
+    assert model.steps(b).total_ns(k) == exact
     assert k * first != exact
     assert k * (first + last) // 2 != exact
 
 
 @given(models_of_cost, batches, st.integers(1, 10**9), st.integers(1, 10**9))
 def test_leaps_add_up_however_they_are_cut(model: RooflineCost, b: BatchShape, j: int, k: int) -> None:
-    assert model.leap_ns(b, j + k) == model.leap_ns(b, j) + model.leap_ns(later(b, j), k)
+    assert model.steps(b).total_ns(j + k) == model.steps(b).total_ns(j) + model.steps(later(b, j)).total_ns(k)
 
 
 @given(models_of_cost, batches, st.integers(-5, 10**13))
 def test_steps_covering_is_the_smallest(model: RooflineCost, b: BatchShape, dt_ns: int) -> None:
-    k = model.steps_covering(b, dt_ns)
+    k = model.steps(b).reaching(dt_ns)[0]
     assert k >= 1
-    assert model.leap_ns(b, k) >= dt_ns
-    assert k == 1 or model.leap_ns(b, k - 1) < dt_ns
+    assert model.steps(b).total_ns(k) >= dt_ns
+    assert k == 1 or model.steps(b).total_ns(k - 1) < dt_ns
 
 
 def test_steps_covering_meets_a_step_end_exactly() -> None:
     model, b = cost(), decode(8, 500)
-    end = model.leap_ns(b, 37)
-    assert model.steps_covering(b, end) == 37
-    assert model.steps_covering(b, end + 1) == 38
+    end = model.steps(b).total_ns(37)
+    assert model.steps(b).reaching(end)[0] == 37
+    assert model.steps(b).reaching(end + 1)[0] == 38
 
 
 @given(models_of_cost, batches, st.integers(0, 64), st.integers(0, 5000))
 def test_more_work_never_takes_less_time(model: RooflineCost, b: BatchShape, more: int, longer: int) -> None:
-    larger = replace(
-        decode(b.decode_count + more, b.longest_context + longer), window_read_tokens=b.window_read_tokens + more
+    larger = decode(b.decode_count + more, b.longest_context + longer)._replace(
+        window_read_tokens=b.window_read_tokens + more
     )
-    assert model.step_ns(larger) >= model.step_ns(b) >= 1
+    assert model.steps(larger).first_ns >= model.steps(b).first_ns >= 1
     prefill = BatchShape(prefill=((more + 1, longer),))
-    assert model.step_ns(BatchShape(prefill=((more + 2, longer + 1),))) >= model.step_ns(prefill)
-    assert model.step_ns(replace(b, prefill=prefill.prefill)) >= model.step_ns(b)
+    assert model.steps(BatchShape(prefill=((more + 2, longer + 1),))).first_ns >= model.steps(prefill).first_ns
+    assert model.steps(b._replace(prefill=prefill.prefill)).first_ns >= model.steps(b).first_ns
 
 
 def test_decode_of_qwen3_8b_is_within_the_range_of_the_measured_step() -> None:
     # xLLM pull request 2053: 14.74 ms per token at batch 1, 2048 tokens in and 1024 out, so 2560 on average.
-    figure = cost(QWEN3_8B).step_ns(decode(1, 2560)) / 1e6
+    figure = cost(QWEN3_8B).steps(decode(1, 2560)).first_ns / 1e6
     fastest = cost(QWEN3_8B, replace(B2, weight_bandwidth_efficiency=0.84, layer_overhead_ns=30_000))
     slowest = cost(QWEN3_8B, replace(B2, weight_bandwidth_efficiency=0.625, layer_overhead_ns=80_000))
-    assert fastest.step_ns(decode(1, 2560)) < 14_740_000 < slowest.step_ns(decode(1, 2560))
+    assert fastest.steps(decode(1, 2560)).first_ns < 14_740_000 < slowest.steps(decode(1, 2560)).first_ns
     assert figure == pytest.approx(14.74, rel=0.07)
 
 
 def test_prefill_of_qwen3_8b_is_near_the_measured_time_to_first_token() -> None:
     # The same source: 134.8 ms for 2048 tokens.
-    assert cost(QWEN3_8B).step_ns(BatchShape(prefill=((2048, 0),))) / 1e6 == pytest.approx(134.8, rel=0.05)
+    assert cost(QWEN3_8B).steps(BatchShape(prefill=((2048, 0),))).first_ns / 1e6 == pytest.approx(134.8, rel=0.05)
 
 
 def test_decode_of_qwen3_32b_on_four_ranks_is_near_the_measured_step() -> None:
     # asc 11266: 34.2 ms per token with 8 in flight a replica, 16384 tokens in and 2048 out, full decode graph.
-    assert cost(QWEN3_32B, tp=4).step_ns(decode(8, 17_408)) / 1e6 == pytest.approx(34.2, rel=0.15)
+    assert cost(QWEN3_32B, tp=4).steps(decode(8, 17_408)).first_ns / 1e6 == pytest.approx(34.2, rel=0.15)
 
 
 def test_a_short_decode_step_waits_for_the_host_and_a_prefill_for_each_layer() -> None:
     small = ModelShape("small", 4, 512, 2048, 8, 8, 64, 32000, 4096)
-    assert cost(small).step_ns(decode(1, 10)) == 8_000_000
+    assert cost(small).steps(decode(1, 10)).first_ns == 8_000_000
     many_layers = replace(small, num_layers=24)
-    assert cost(many_layers).step_ns(BatchShape(prefill=((16, 0),))) == 24 * 650_000
+    assert cost(many_layers).steps(BatchShape(prefill=((16, 0),))).first_ns == 24 * 650_000
 
 
 def test_few_tokens_cost_the_same_until_their_flops_outlast_the_weights() -> None:
     # Peak over bandwidth: about 172 rows with the default efficiencies.
     model = cost(QWEN3_8B, replace(B2, host_layer_ns=0))
-    alone = model.step_ns(BatchShape(decode_count=1))
-    assert model.step_ns(BatchShape(decode_count=150)) == alone
-    assert model.step_ns(BatchShape(decode_count=400)) > 1.5 * alone
+    alone = model.steps(BatchShape(decode_count=1)).first_ns
+    assert model.steps(BatchShape(decode_count=150)).first_ns == alone
+    assert model.steps(BatchShape(decode_count=400)).first_ns > 1.5 * alone
 
 
 def test_a_late_chunk_of_a_long_prompt_is_bound_by_reading_its_context() -> None:
     model = cost(LLAMA_8B, replace(B2, host_layer_ns=0))
-    near = model.step_ns(BatchShape(prefill=((2, 0),)))
-    far = model.step_ns(BatchShape(prefill=((2, 100_000),)))
+    near = model.steps(BatchShape(prefill=((2, 0),))).first_ns
+    far = model.steps(BatchShape(prefill=((2, 100_000),))).first_ns
     assert (far - near) / 1e6 == pytest.approx(100_000 * 131_072 / 0.8e12 * 1e3, rel=1e-3)
 
 
 def test_a_mixed_step_makes_two_kinds_of_attention_call() -> None:
     model = cost(LLAMA_8B, replace(A100, attention_launch_ns=1_000_000, weight_bandwidth_efficiency=1e-3))
     chunk, batch = ((4, 0),), decode(2, 10)
-    mixed = model.step_ns(replace(batch, prefill=chunk))
-    apart = model.step_ns(batch)
+    mixed = model.steps(batch._replace(prefill=chunk)).first_ns
+    apart = model.steps(batch).first_ns
     assert mixed - apart == pytest.approx(32_000_000, rel=1e-3)
 
 
 def test_ranks_share_the_weights_and_pay_for_their_all_reduces() -> None:
-    one, two = cost(tp=1).step_ns(decode(1, 100)), cost(tp=2).step_ns(decode(1, 100))
+    one, two = cost(tp=1).steps(decode(1, 100)).first_ns, cost(tp=2).steps(decode(1, 100)).first_ns
     assert one / 2 < two < one
     free = replace(B2, allreduce_ns={2: 0}, link_bandwidth_bytes_per_s=1e18)
-    assert two - cost(on=free, tp=2).step_ns(decode(1, 100)) == pytest.approx(64 * 30_000, rel=0.01)
+    assert two - cost(on=free, tp=2).steps(decode(1, 100)).first_ns == pytest.approx(64 * 30_000, rel=0.01)
 
 
 def test_ranks_without_a_figure_are_refused() -> None:
@@ -187,17 +186,8 @@ def test_unknown_attention_is_refused_by_name() -> None:
         RooflineCost(LLAMA_8B, B2, kv_token_bytes=0)
 
 
-def test_only_decode_leaps() -> None:
-    batch = BatchShape(prefill=((100, 0),))
-    assert cost().leap_ns(batch, 1) == cost().step_ns(batch)
-    with pytest.raises(ValueError, match="cannot be repeated 2 times"):
-        cost().leap_ns(batch, 2)
-    with pytest.raises(ValueError, match="at least 0 steps"):
-        cost().leap_ns(decode(1, 1), -1)
-
-
 def test_an_empty_batch_costs_the_fixed_part_of_a_step() -> None:
-    assert cost(on=A100).step_ns(BatchShape()) == 500_000
+    assert cost(on=A100).steps(BatchShape()).first_ns == 500_000
 
 
 def test_memory_management_is_charged_per_call_sync_and_byte() -> None:

@@ -18,7 +18,7 @@ from hbmtwin.allocators.contiguous import ContiguousPolicy
 from hbmtwin.allocators.growth import GROWTH_RULES
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.allocators.retention import RETENTIONS
-from hbmtwin.kernels.roofline import RooflineCost
+from hbmtwin.kernels.step_times import StepTimes
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import DoesNotFit, Twin
@@ -321,6 +321,6 @@ def test_a_leap_that_takes_a_nanosecond_too_long_is_noticed(monkeypatch: pytest.
     keys = {"kv_cache.policy": "contiguous", "kv_cache.growth": "static", "workload.users": 1}
     steps = Twin(scenario(keys)).run(step_mode=True)
     assert differences(Twin(scenario(keys)).run(), steps) == []
-    honest = RooflineCost.leap_ns
-    monkeypatch.setattr(RooflineCost, "leap_ns", lambda self, batch, k: honest(self, batch, k) + (k > 1))
+    honest = StepTimes.total_ns
+    monkeypatch.setattr(StepTimes, "total_ns", lambda self, k: honest(self, k) + (k > 1))
     assert "requests" in differences(Twin(scenario(keys)).run(), steps)

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hbmtwin.kernels.fixed_point import ticks
 from hbmtwin.kernels.records import BatchShape
+from hbmtwin.kernels.step_times import StepTimes
 from hbmtwin.sim.books import BooksDoNotClose, Row
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
@@ -29,14 +31,8 @@ class TenMs:
 
     basis = "for tests"
 
-    def step_ns(self, b: BatchShape) -> int:
-        return 10 * MS
-
-    def leap_ns(self, b: BatchShape, k: int) -> int:
-        return k * 10 * MS
-
-    def steps_covering(self, b: BatchShape, dt_ns: int) -> int:
-        return max(1, -(-dt_ns // (10 * MS)))
+    def steps(self, b: BatchShape) -> StepTimes:
+        return StepTimes(0, ticks(10 * MS))
 
     def work_ns(self, *, driver_calls: int, syncs: int, copied_bytes: int, swapped_bytes: int) -> int:
         return 0

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from hbmtwin.kernels.fixed_point import ticks
 from hbmtwin.kernels.records import BatchShape
+from hbmtwin.kernels.step_times import StepTimes
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 
@@ -22,14 +24,8 @@ class ConstantCost:
 
     basis = "constant, for theory"
 
-    def step_ns(self, b: BatchShape) -> int:
-        return STEP_NS
-
-    def leap_ns(self, b: BatchShape, k: int) -> int:
-        return k * STEP_NS
-
-    def steps_covering(self, b: BatchShape, dt_ns: int) -> int:
-        return max(1, -(-dt_ns // STEP_NS))
+    def steps(self, b: BatchShape) -> StepTimes:
+        return StepTimes(0, ticks(STEP_NS))
 
     def work_ns(self, *, driver_calls: int, syncs: int, copied_bytes: int, swapped_bytes: int) -> int:
         return 0
@@ -83,8 +79,8 @@ def test_mean_wait_is_pollaczek_khinchine(spec: str, mean_s: float, mean_square_
 
 def test_a_server_that_wastes_time_on_every_request_fails_the_same_test() -> None:
     class Slower(ConstantCost):
-        def leap_ns(self, b: BatchShape, k: int) -> int:
-            return k * STEP_NS + (STEP_NS * 5 if b.prefill else 0)
+        def steps(self, b: BatchShape) -> StepTimes:
+            return StepTimes(0, ticks(STEP_NS * 6 if b.prefill else STEP_NS))
 
     expected = 1.6 * 0.25 / (2 * (1 - 0.8))
     waits = mean_waits((queue("50", rate=1.6, seed=seed) for seed in range(12)), Slower())
