@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from hbmtwin.allocators.contract import KVPolicy
+from hbmtwin.allocators.contract import KVPolicy, SeenByWaiting
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig, schedulers
 from hbmtwin.sim.vllm import VllmScheduler
 
@@ -35,6 +35,8 @@ class PrefillFirstScheduler(VllmScheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         whole = replace(config, enable_chunked_prefill=False, long_prefill_token_threshold=0, scheduling_policy="fcfs")
         super().__init__(whole)
+        self._room_came = False
+        """Whether decodes of the last plan gave something back, behind the look at the queue."""
 
     def schedule(self, kv: KVPolicy) -> Plan:
         """Prompts, or a token of everyone. O(running + admitted) calls of the policy."""
@@ -42,9 +44,12 @@ class PrefillFirstScheduler(VllmScheduler):
         self._rejected = []
         self._admit(plan, kv, self.config.max_num_batched_tokens)
         if not plan.admitted:
+            decoding = [entry.sequence for entry in self._running] if self._waiting else []
+            self._room_came = isinstance(kv, SeenByWaiting) and bool(decoding) and not kv.steps_unseen(decoding, 1)
             self._schedule_running(plan, kv)
         return plan
 
     def steady_steps(self, p: Plan) -> int:
-        """As with continuous batching; 0 with a prompt. Who did not fit in this step fits in none that is alike."""
-        return 0 if p.admitted else super().steady_steps(p)
+        """As with continuous batching; 0 with a prompt. Who did not fit in this step fits in none that is alike, unless
+        layers with a window gave blocks back behind the look at the queue: the next step looks again."""
+        return 0 if p.admitted or self._room_came else super().steady_steps(p)

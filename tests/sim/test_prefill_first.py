@@ -15,12 +15,13 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.sim.prefill_first import PrefillFirstScheduler
-from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig
 from hbmtwin.sim.vllm import VllmScheduler
 
+from .legal_scenarios import TINY as TINY_MODELS
+from .legal_scenarios import differences, per_step
 from .step_server import StepServer
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
@@ -92,11 +93,6 @@ def scenario(*overrides: str, seed: int = 0) -> Scenario:
     return Scenario.load(seed=seed, overrides=[*fixed, *sizes, *lengths, *rate, *overrides])
 
 
-def differences(leaps: Result, steps: Result) -> list[str]:
-    names = [n for n in ("timeline", "requests", "checkpoints") if not getattr(leaps, n).equals(getattr(steps, n))]
-    return names if leaps.summary == steps.summary else [*names, "summary"]
-
-
 RUNS = {
     "paged": (),
     "cache": ("kv_cache.enable_prefix_caching=true", "session.turns=2", "session.think_time_s=0.1"),
@@ -162,3 +158,29 @@ def test_prompts_are_not_cut_where_states_are_kept_at_the_ends_of_chunks() -> No
                 "engine.gpu_memory_utilization=0.9",
             )
         )
+
+
+def test_blocks_that_a_step_of_decodes_gave_back_are_seen_by_the_queue_in_the_next() -> None:
+    """Layers with a window of 40 tokens and blocks of 64: the first block of those that run goes in the step behind
+    64 + 39 tokens, and the prompt that waits for it runs in the next, not at the end of a leap."""
+    window = {
+        "model.name": str(TINY_MODELS / "plain.json"),
+        "engine.max_model_len": 256,
+        "kv_cache.policy": "paged",
+        "kv_cache.block_size": 64,
+        "kv_cache.retention": "sliding_window(40)",
+        "kv_cache.options": {"num_blocks": 6},
+        "scheduler.policy": "prefill_first",
+        "workload.num_prompts": 3,
+        "workload.request_rate": float("inf"),
+        "workload.prompt_tokens": 100,
+        "workload.output_tokens": 60,
+        "workload.system_prompt_tokens": 0,
+        "session.turns": 1,
+        "results.steps": True,
+    }
+    run = Scenario.of(window)
+    leaps, steps = Twin(run).run(), Twin(run).run(step_mode=True)
+    assert differences(leaps, steps) == []
+    rows = [(context, new) for _, _, _, _, new, context, _ in per_step(leaps.steps) or []]
+    assert rows[4:7] == [([103, 103], [1, 1]), ([0], [100]), ([104, 104, 100], [1, 1, 1])]
