@@ -23,7 +23,7 @@ import pandas as pd
 
 from hbmtwin.sim.books import Row
 from hbmtwin.sim.result import Result
-from hbmtwin.sim.token_gaps import token_gaps
+from hbmtwin.sim.token_gaps import pads_batches, token_gaps
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -140,7 +140,7 @@ def _latencies(result: Result) -> Iterator[tuple[str, str, tuple[float, ...], _O
     ttft = _Observed.of(at(begun, "first_token_ns"), between(begun, "arrival_ns", "first_token_ns"))
     yield "time_to_first_token_seconds", "From arrival to the first token", TTFT_BUCKETS, ttft
     if result.steps is not None:
-        gaps = token_gaps(requests, result.steps)
+        gaps = token_gaps(requests, result.steps, padded=pads_batches(result.scenario))
         itl = _Observed.of(gaps.time_ns, gaps.gap_ns / 1e9, gaps.count)
         yield "inter_token_latency_seconds", "Between two tokens of a completed request", TOKEN_BUCKETS, itl
     per_token = between(several, "first_token_ns", "end_ns") / (several["output_tokens"].to_numpy() - 1)

@@ -47,7 +47,7 @@ from hbmtwin.sim.result import Result
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
 from hbmtwin.sim.slo import goodput
-from hbmtwin.sim.token_gaps import token_gaps
+from hbmtwin.sim.token_gaps import pads_batches, token_gaps
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads.records import Source
 
@@ -386,6 +386,7 @@ class Twin:
     def _result(self, engine: Engine, allocators: list[DeviceAllocator]) -> Result:
         timeline, requests = self.recorder.timeline(), self.recorder.requests()
         steps = self.recorder.steps()
+        gaps = None if steps is None else token_gaps(requests, steps, padded=pads_batches(self.scenario))
         stats = [a.stats() for a in allocators]
         counts = summary.request_counts(requests, self.source.total_requests)
         ends = requests.loc[requests["end_ns"] >= 0, "end_ns"]
@@ -407,7 +408,7 @@ class Twin:
                 **summary.memory_means(timeline, self.kv_budget_bytes),
                 "alerts": alerts(kv_monitor(timeline, self.kv_budget_bytes), limits_of(self.scenario.results)),
                 **summary.latencies(requests),
-                "itl_s": None if steps is None else token_gaps(requests, steps).percentiles(),
+                "itl_s": None if gaps is None else gaps.percentiles(),
                 "goodput": goodput(requests, self.scenario.slo, counts["requests_total"], makespan_s),
                 "makespan_s": makespan_s,
                 "simulated_output_tokens": int(requests["output_tokens"].sum()),

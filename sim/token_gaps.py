@@ -10,7 +10,8 @@
                     between rows        first end of the row - the last token of that sequence
 
 A sequence gets a token in a step that computes further than any step before it, its prompt at least: parts of a prompt
-end before that, and so does what is computed again after a preemption.
+end before that, and so does what is computed again after a preemption. In a batch that is padded each step is a token:
+prompts are whole there, and slots count pads, of which one that was preempted may get fewer the next time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from hbmtwin.sim.scenario import Scenario
 
 Ints = npt.NDArray[np.int64]
 
@@ -48,8 +51,11 @@ class TokenGaps:
         return found
 
 
-def token_gaps(requests: pd.DataFrame, steps: pd.DataFrame) -> TokenGaps:
-    """Every gap between two tokens of a completed request, exactly. O(entries of the steps, sorted by request)."""
+def token_gaps(requests: pd.DataFrame, steps: pd.DataFrame, *, padded: bool = False) -> TokenGaps:
+    """Every gap between two tokens of a completed request, exactly; *padded*: of batches that are.
+
+    O(entries of the steps, sorted by request).
+    """
     wanted = ["id", "prompt_tokens", "output_tokens", "first_token_ns"]
     done = requests.loc[requests["status"] == "completed", wanted].set_index("id")
     ends = _flat(steps["step_ends_ns"])
@@ -66,9 +72,10 @@ def token_gaps(requests: pd.DataFrame, steps: pd.DataFrame) -> TokenGaps:
     )
     entries = entries[entries["id"].isin(done.index)].join(done, on="id")
     entries = entries.sort_values(["id", "start"], kind="stable")
-    reach = entries["computed"] + entries["repeat"] - 1
-    farthest = reach.groupby(entries["id"]).cummax().groupby(entries["id"]).shift(1, fill_value=-1)
-    entries = entries[(entries["computed"] >= entries["prompt_tokens"]) & (entries["computed"] > farthest)]
+    if not padded:
+        reach = entries["computed"] + entries["repeat"] - 1
+        farthest = reach.groupby(entries["id"]).cummax().groupby(entries["id"]).shift(1, fill_value=-1)
+        entries = entries[(entries["computed"] >= entries["prompt_tokens"]) & (entries["computed"] > farthest)]
     # Who is done in a padded static batch computes on until the batch ends: those are no tokens of its answer.
     ahead = entries.groupby("id")["repeat"].cumsum() - entries["repeat"]
     tokens = (entries["output_tokens"] - ahead).clip(upper=entries["repeat"])
@@ -92,6 +99,12 @@ def token_gaps(requests: pd.DataFrame, steps: pd.DataFrame) -> TokenGaps:
         np.concatenate([between, within]),
         np.concatenate([np.ones(len(between), dtype=np.int64), getting[inner]]),
     )
+
+
+def pads_batches(scenario: Scenario) -> bool:
+    """Whether the scenario's steps compute pads."""
+    scheduler = scenario.scheduler
+    return scheduler.policy == "static_batch" and scheduler.batching != "variable"
 
 
 def _flat(lists: Iterable[Sequence[int]]) -> Ints:

@@ -75,6 +75,20 @@ def test_who_pads_until_a_batch_ends_gets_no_tokens() -> None:
     assert gaps_of(found) == [(60, 10), (60, 10), (71, 11), (83, 12)]
 
 
+def test_who_comes_back_to_a_batch_with_fewer_pads_goes_on_getting_a_token_a_step() -> None:
+    """1 is preempted with its prompt of 3 and 3 tokens more, behind 6 pads; alone it computes 6 of its own, no pad."""
+    table = steps(
+        ([1, 2], [9, 9], [0, 0], [50]),
+        ([1, 2], [1, 1], [9, 9], [60, 71]),
+        ([2], [1], [11], [80]),
+        ([1], [6], [0], [100]),
+        ([1], [1], [6], [110, 121]),
+    )
+    found = token_gaps(requests((1, 3, 6, 50, "completed"), (2, 9, 4, 50, "completed")), table, padded=True)
+    both = [(60, 10), (71, 11)]
+    assert gaps_of(found) == sorted([*both, *both, (80, 9), (100, 29), (110, 10), (121, 11)])
+
+
 def test_percentiles_are_those_of_the_gaps_written_out() -> None:
     random = np.random.default_rng(7)
     for size in (1, 2, 3, 40):
