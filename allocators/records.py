@@ -223,6 +223,8 @@ class KVSequence:
     """Tokens whose KV is in memory at the last step end."""
     spans: tuple[Span, ...] = field(default=())
     """Its tokens as pieces of streams, generated output included."""
+    lost_tokens: int = 0
+    """Tokens whose KV was given up when it was last preempted: to be computed again, unless a cache still has them."""
 
 
 class Release(Enum):

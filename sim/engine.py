@@ -24,8 +24,10 @@ from hbmtwin.sim.books import Books
 from hbmtwin.sim.forward import Forward
 from hbmtwin.sim.leap import Leap, batch_of, steps_within_window
 from hbmtwin.sim.oom_facts import complete_facts, refused_facts
+from hbmtwin.sim.recompute import RecomputeCounter
 from hbmtwin.sim.recorder import Counts, Recorder, RequestTimes
-from hbmtwin.sim.scheduler import Fail, Finished, Plan, Scheduler
+from hbmtwin.sim.scheduler import Fail, Finished, Plan, Scheduler, Unfinished
+from hbmtwin.sim.standstill import LiveLockWatch, Standstill, deadlock
 from hbmtwin.workloads.records import Request, Source, Status
 
 LAST = EventPriority(2)
@@ -39,10 +41,6 @@ class Progress(NamedTuple):
     completed: int
     total: int | None
     running: int
-
-
-class EngineError(RuntimeError):
-    """The server can neither go on nor end: a bug of a scheduler or a policy."""
 
 
 class _Last(simpy.Event):
@@ -105,6 +103,9 @@ class Engine:
         self.progress = progress
         self.env = simpy.Environment(initial_time=0)
         self.oom: OomRecord | None = None
+        self.standstill: Standstill | None = None
+        self.recompute = RecomputeCounter()
+        self._watch = LiveLockWatch()
         self.completed = 0
         self.preemptions = 0
         self.hit_tokens = 0
@@ -124,12 +125,19 @@ class Engine:
         self.env.process(self._server())
         self._row(0)
         self.env.run()
+        if not self._over and self.scheduler.has_work:
+            self.standstill = deadlock(self.scheduler.unfinished(), int(self.env.now))
         if self.oom is not None:
-            self._close_after_death(arrivals)
-        elif self.scheduler.has_work:
-            raise EngineError("the run ended with requests that the scheduler neither runs nor answers")
+            self._close_early(self.oom.time_ns, "server_died", arrivals)
+        elif self.standstill is not None:
+            self._close_early(self.standstill.time_ns, self.standstill.kind, arrivals)
         elif self.recorder.last_row_ns < self.env.now:  # what came last was rejected, and left no row
             self._row(int(self.env.now))
+
+    @property
+    def _over(self) -> bool:
+        """Whether the run ended before its traffic did."""
+        return self.oom is not None or self.standstill is not None
 
     # Arrivals
 
@@ -137,7 +145,7 @@ class Engine:
         for r in requests:
             if r.arrival_ns > self.env.now:
                 yield self.env.timeout(r.arrival_ns - int(self.env.now))
-            if self.oom is not None:
+            if self._over:
                 self._pending[r.id] = r
                 return
             self._submit(r)
@@ -152,7 +160,7 @@ class Engine:
         timeout.callbacks.append(lambda _: self._arrive(r))
 
     def _arrive(self, r: Request) -> None:
-        if self.oom is None:
+        if not self._over:
             del self._pending[r.id]
             self._submit(r)
 
@@ -166,8 +174,10 @@ class Engine:
 
     def _server(self) -> Generator[simpy.Event, None, None]:
         env, scheduler = self.env, self.scheduler
-        while self.oom is None:
-            if not scheduler.has_work:
+        stuck = False
+        while not self._over:
+            if stuck or not scheduler.has_work:
+                stuck = False
                 self._wake = env.event()
                 yield self._wake
                 yield _Last(env, 0)
@@ -180,15 +190,16 @@ class Engine:
                 before = row, counts
             plan = scheduler.schedule(self.kv)
             self._note_changes(plan, start)
+            if plan.preempted:
+                self._watch_for_standstill(plan, len(plan.preempted), start)
             if plan.exhausted is not None:
                 if before is not None:
                     self.recorder.row(start, *before, self.kv)
                 self._exhausted(plan)
                 continue
             if not plan.scheduled:
-                stuck = not (plan.preempted or plan.rejected)  # a rejection may have brought the next turn in
-                if stuck and (scheduler.num_running or scheduler.num_waiting):
-                    raise EngineError(f"nothing can be scheduled at {start} ns, and nothing will change that")
+                # Nothing can be scheduled before somebody arrives; a rejection may have brought the next turn in.
+                stuck = not (plan.preempted or plan.rejected)
                 continue
             composition = [(s.id, new) for s, new in plan.scheduled]
             changed = composition != self._composition
@@ -207,6 +218,12 @@ class Engine:
             counts = self._counts()  # rows within the leap stand before the arrival that may cut it
             yield _Last(env, leap.end_of(leap.steps) - start)
             self._finish_leap(plan, leap, start, counts)
+        if self.standstill is not None:
+            self.standstill = self.standstill._replace(time_ns=int(env.now))
+
+    def _watch_for_standstill(self, plan: Plan | None, gave_way: int, now: int) -> None:
+        if self.standstill is None:
+            self.standstill = self._watch.gave_way(plan, gave_way, self.scheduler, now)
 
     def _leap(self, plan: Plan, batch: BatchShape, start: int, changed: bool) -> Leap:
         """As many steps of the plan as are certain to be alike and reach no further than the next event."""
@@ -306,11 +323,13 @@ class Engine:
                 times.cached_tokens = a.hit
                 self.hit_tokens += a.hit
                 self.queried_tokens += a.request.prompt_tokens
+            self.recompute.admitted(a.sequence, a.hit, now, self.scheduler.running_tokens)
 
     def _note_changes(self, plan: Plan, now: int) -> None:
         for s in plan.preempted:
             self._live[s.id].preemptions += 1
             self.preemptions += 1
+            self.recompute.preempted(s, now, self.scheduler.running_tokens)
         for request, reason in plan.rejected:  # a preempted one loses what it had generated
             self._end(request, now, 0, Status.REJECTED, reason)
             if self.config.keeps_parked:  # the turn that was to adopt its history will not come
@@ -319,6 +338,7 @@ class Engine:
 
     def _finish(self, f: Finished, now: int) -> None:
         self.completed += 1
+        self._count_end(f, now)
         computed = f.sequence.num_computed_tokens
         dropped = computed - self.kv.kept(computed) if self.config.counts_dropped else 0
         following = self._end(f.request, now, f.output_tokens, Status.COMPLETED, "", dropped)
@@ -371,10 +391,14 @@ class Engine:
         now = int(self.env.now)
         failed = self.scheduler.fail(plan, self.kv, owner, how)
         for u in failed.rejected:
+            self._count_end(u, now)
             self._end(u.request, now, u.output_tokens, Status.REJECTED, "out_of_memory")
         for u in failed.preempted:
             self._live[u.request.id].preemptions += 1
             self.preemptions += 1
+            self.recompute.preempted(u.sequence, now, self.scheduler.running_tokens)
+        if failed.preempted:
+            self._watch_for_standstill(None, len(failed.preempted), now)
         for f in failed.finished:
             self._finish(f, now)
         self._composition = ()
@@ -393,15 +417,19 @@ class Engine:
         self.recorder.row(now, self.books.row(tokens, padding, counts.running), counts, self.kv)
         self.recorder.address_map(now, self.kv)
 
-    def _close_after_death(self, arrivals: Iterable[Request]) -> None:
-        """Write the rows of requests that the death cut off, and of those that were never submitted."""
-        assert self.oom is not None
-        now = self.oom.time_ns
+    def _count_end(self, e: Finished | Unfinished, now: int) -> None:
+        tokens = e.request.prompt_tokens + e.output_tokens
+        self.recompute.ended(e.sequence, tokens, now, self.scheduler.running_tokens)
+
+    def _close_early(self, now: int, why: str, arrivals: Iterable[Request]) -> None:
+        """Write the rows of requests that the end of the run cut off, and of those that were never submitted."""
+        if self.recorder.last_row_ns < now:
+            self._row(now)
         generated = {u.request.id: u.output_tokens for u in self.scheduler.unfinished()}
         following: list[Request] = []
         for times in self._live.values():  # also those whose rejection was not answered yet
             r = times.request
-            self.recorder.end_request(times, now, generated.get(r.id, 0), Status.FAILED, "server_died")
+            self.recorder.end_request(times, now, generated.get(r.id, 0), Status.FAILED, why)
             if (after := self.source.next_turn(r, now, Status.FAILED)) is not None:
                 following.append(after)
         for first in chain(self._pending.values(), following, arrivals):

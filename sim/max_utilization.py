@@ -125,6 +125,7 @@ class MaxUtilizationScheduler(VllmScheduler):
     def _pause(self, plan: Plan, pool: PagedPolicy, entry: Entry) -> None:
         self._running.remove(entry)
         pool.release(entry.sequence, Release.PREEMPT)
+        entry.sequence.lost_tokens = entry.held_tokens
         self._back_to_queue(entry)
         plan.preempted.append(entry.sequence)
 

@@ -49,6 +49,7 @@ from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
 from hbmtwin.sim.slo import goodput
 from hbmtwin.sim.token_gaps import pads_batches, token_gaps
 from hbmtwin.sim.traffic import source_of
+from hbmtwin.sim.unfinished import unfinished_because
 from hbmtwin.workloads.records import Source
 
 
@@ -395,7 +396,10 @@ class Twin:
             scenario=self.scenario,
             summary={
                 **counts,
+                "unfinished_because": unfinished_because(requests, self.source.total_requests),
                 "preemptions": engine.preemptions,
+                **engine.recompute.summary(self.scheduler.running_tokens),
+                "standstill": None if engine.standstill is None else engine.standstill.to_dict(),
                 **summary.dropped(requests),
                 "prefix_cache": self._prefix_cache(),
                 "oom": None if engine.oom is None else engine.oom.to_dict(),

@@ -172,6 +172,11 @@ class Entry:
     """Slots of padding that stand before its prompt, while it runs in a padded batch."""
 
     @property
+    def held_tokens(self) -> int:
+        """Tokens of its own whose KV is in memory, padding not counted."""
+        return min(max(0, self.sequence.num_computed_tokens - self.padding), self.final_tokens)
+
+    @property
     def output_tokens(self) -> int:
         """What it has got so far, padding not counted."""
         return min(self.sequence.num_tokens - self.padding, self.final_tokens) - self.request.prompt_tokens
@@ -283,14 +288,14 @@ class QueueScheduler(ABC):
         """Preempt the last admitted."""
         victim = self._running.pop()
         kv.release(victim.sequence, Release.PREEMPT)
+        victim.sequence.lost_tokens = victim.held_tokens
         self._back_to_queue(victim)
         return victim
 
     def _uncount(self, entry: Entry) -> None:
-        computed = entry.sequence.num_computed_tokens
-        tokens = min(max(0, computed - entry.padding), entry.final_tokens)
+        tokens = entry.held_tokens
         self._running_tokens -= tokens
-        self._padding_tokens -= computed - tokens
+        self._padding_tokens -= entry.sequence.num_computed_tokens - tokens
 
     # -- a step that failed ------------------------------------------------------------------------------------------
 

@@ -177,6 +177,7 @@ class SglangScheduler(VllmScheduler):
             victim = staying.pop()
             self._running.remove(victim)
             kv.release(victim.sequence, Release.PREEMPT)
+            victim.sequence.lost_tokens = victim.held_tokens
             self._uncount(victim)
             victim.sequence.num_computed_tokens = 0
             self._waiting.append(victim)

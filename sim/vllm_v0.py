@@ -161,6 +161,7 @@ class VllmV0Scheduler(VllmScheduler):
         if mode == "recompute" or (mode == "auto" and count == 1):
             for entry in reversed(victims):
                 kv.release(entry.sequence, Release.PREEMPT)
+                entry.sequence.lost_tokens = entry.held_tokens
                 self._back_to_queue(entry)
         elif kv.can_swap_out([entry.sequence for entry in victims]):
             for entry in victims:

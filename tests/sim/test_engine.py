@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.kernels.fixed_point import ticks
 from hbmtwin.kernels.records import BatchShape
 from hbmtwin.kernels.step_times import StepTimes
-from hbmtwin.sim.engine import EngineError, Progress
+from hbmtwin.sim.engine import Progress
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
+from hbmtwin.sim.scheduler import Plan
+from hbmtwin.sim.vllm import VllmScheduler
 from hbmtwin.workloads.records import Request, Status, user_stream
 
 MS = 1_000_000
@@ -382,7 +385,33 @@ def test_progress_is_told_now_and_then() -> None:
     assert told[0].simulated_s == 12.72
 
 
-def test_a_scheduler_that_plans_nothing_is_a_bug_not_an_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_plans_nothing_is_a_deadlock_not_an_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hbmtwin.sim.vllm.VllmScheduler._admit", lambda *_: None)
-    with pytest.raises(EngineError, match="nothing can be scheduled at 0 ns"):
-        run(Given(request(0, 0, 10, 2)))
+    result = run(Given(request(0, 0, 10, 2), request(1, 70, 10, 2)))
+    assert rows(result, "id", "status", "reason", "end_ns") == [
+        (0, "failed", "deadlock", 70 * MS),
+        (1, "failed", "deadlock", 70 * MS),
+    ]
+    assert result.summary["standstill"] == {
+        "kind": "deadlock",
+        "time_s": 0.07,
+        "since_s": 0.07,
+        "preemptions": 0,
+        "num_requests": 2,
+        "requests": [0, 1],
+        "tokens": 20,
+    }
+
+
+def test_a_scheduler_may_wait_for_the_next_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that serves nobody alone: a batch of two begins when the second has come."""
+    admit = VllmScheduler._admit
+
+    def in_pairs(self: VllmScheduler, plan: Plan, kv: KVPolicy, budget: int) -> None:
+        if self.num_waiting + self.num_running >= 2:
+            admit(self, plan, kv, budget)
+
+    monkeypatch.setattr(VllmScheduler, "_admit", in_pairs)
+    result = run(Given(request(0, 0, 10, 2), request(1, 70, 10, 2)))
+    assert rows(result, "status", "scheduled_ns", "end_ns") == [("completed", 70 * MS, 90 * MS)] * 2
+    assert result.summary["standstill"] is None
