@@ -33,7 +33,7 @@ def kv_monitor(timeline: pd.DataFrame, kv_budget_bytes: int) -> pd.DataFrame:
     Usage is the share of *kv_budget_bytes* in use. The hit rate is that of all admissions so far: prompt tokens found
     in memory over prompt tokens looked for, each request once; NaN before the first. O(rows).
     """
-    used = timeline[list(USED)].sum(axis=1)
+    used = sum((timeline[name] for name in USED), start=pd.Series(0, index=timeline.index))
     queried = timeline["queried_tokens"]
     return pd.DataFrame(
         {

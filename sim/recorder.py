@@ -1,23 +1,27 @@
 """Columns of a run, kept flat: machine integers in arrays, not objects.
 
+Rows wait in a chunk until there are some thousands of them, then the books of all of them are compared, and they are
+sorted into columns (:mod:`hbmtwin.sim.columns`): at the end of the run at the latest.
+
 Timeline rows stand at step ends: on both sides of a change of the batch, where a request ends, and at the first step
 end after each tick of a fixed interval of simulated time. Nothing here depends on how many steps an event took.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.prefix_cache import CacheEvent
 from hbmtwin.allocators.records import KVSequence, Tag
-from hbmtwin.sim.books import Row
+from hbmtwin.sim.books import ENTRY_WIDTH, DeviceTerms, Entry, Row, rows_of
+from hbmtwin.sim.columns import Chunk, Columns
 from hbmtwin.workloads.records import Request, Status
 
 
@@ -42,6 +46,7 @@ REQUEST_COLUMNS = (
     "turn",
     "sample",
     "tenant",
+    "priority",
     "arrival_ns",
     "scheduled_ns",
     "first_token_ns",
@@ -52,31 +57,12 @@ REQUEST_COLUMNS = (
     "preemptions",
     "dropped_tokens",
 )
+TIMELINE_COLUMNS = ("time_ns", *Row._fields, *Counts._fields)
 MAX_MAPS = 16
 """Address maps kept of a run when no interval is given: when it is full, every second one is dropped."""
 
 
 MapRow = tuple[int, int, str, int, int, int, str, str, int]
-
-
-class _Columns:
-    """Named integer columns that grow row by row."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self.columns = tuple(array("q") for _ in self.names)
-
-    def append(self, values: Sequence[int]) -> None:
-        for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def frame(self) -> pd.DataFrame:
-        return pd.DataFrame(
-            {name: pd.Series(column, dtype="int64") for name, column in zip(self.names, self.columns, strict=True)}
-        )
 
 
 @dataclass(slots=True)
@@ -105,9 +91,16 @@ class Recorder:
     step: int = 0
     now_ns: int = 0
     """Kept by the engine, so that operations can be stamped."""
-    _timeline: _Columns = field(default_factory=lambda: _Columns(("time_ns", *Row._fields, *Counts._fields)))
-    _requests: _Columns = field(default_factory=lambda: _Columns(REQUEST_COLUMNS))
-    _ends: list[tuple[str, str]] = field(default_factory=list)
+    last_row_ns: int = -1
+    """Time of the last timeline row, -1 before the first."""
+    _rows: Chunk = field(default_factory=lambda: Chunk(1 + ENTRY_WIDTH + len(Counts._fields)))
+    _devices: list[DeviceTerms] = field(default_factory=list)
+    """Those of the rows that wait, in order."""
+    _timeline: Columns = field(default_factory=lambda: Columns(TIMELINE_COLUMNS))
+    _ended: Chunk = field(default_factory=lambda: Chunk(len(REQUEST_COLUMNS) + 1))
+    _requests: Columns = field(default_factory=lambda: Columns((*REQUEST_COLUMNS, "how")))
+    _ends: dict[tuple[Status, str], int] = field(default_factory=dict)
+    """How requests ended so far, by number."""
     _maps: list[list[MapRow]] = field(default_factory=list)
     _next_map_ns: int = 0
     _map_spacing_ns: int = 0
@@ -130,12 +123,6 @@ class Recorder:
         self.allocators.append(allocator)
         allocator.observer = partial(self._store, allocator.name) if self.trace_wanted else self._count
 
-    @property
-    def last_row_ns(self) -> int:
-        """Time of the last timeline row, -1 before the first."""
-        times = self._timeline.columns[0]
-        return times[-1] if times else -1
-
     def _count(self, op: str, id: int, size: int, stream: int, arg: str, tag: Tag | None, owner: int) -> None:
         self.op_index += 1
 
@@ -151,15 +138,30 @@ class Recorder:
         """Keep what happened to a key of the prefix cache."""
         self._events.append((self.now_ns, event.action, event.key, event.parent, event.block, event.group))
 
-    def row(self, time_ns: int, row: Row, counts: Counts, kv: KVPolicy) -> None:
-        """Write a timeline row, and an address map when one is due."""
-        self._timeline.append((time_ns, *row, *counts))
+    def row(self, time_ns: int, row: Entry, counts: Counts, kv: KVPolicy) -> None:
+        """Write a timeline row, and an address map when one is due. Raise BooksDoNotClose of a row that waited."""
+        device, tokens, padding, num_running, usage = row
+        if not self._devices or device is not self._devices[-1]:
+            self._devices.append(device)
+        self.last_row_ns = time_ns
+        if self._rows.append(time_ns, len(self._devices) - 1, tokens, padding, num_running, *usage, *counts):
+            self.close_rows()
         if time_ns >= self._next_map_ns:
             self.address_map(time_ns, kv)
             if self.checkpoint_ns == 0 and len(self._maps) > MAX_MAPS:
                 del self._maps[1::2]
                 self._map_spacing_ns *= 2
             self._next_map_ns = (time_ns // self._map_spacing_ns + 1) * self._map_spacing_ns
+
+    def close_rows(self) -> None:
+        """Check that every row so far closes, and sort those that waited for it. O(rows). Raise BooksDoNotClose."""
+        if not self._devices:
+            return
+        time_ns, *waiting = self._rows.columns()
+        entries, counts = waiting[: -len(Counts._fields)], waiting[-len(Counts._fields) :]
+        self._timeline.extend((time_ns, *rows_of(time_ns, self._devices, entries), *counts))
+        self._rows.clear()
+        self._devices.clear()
 
     def address_map(self, time_ns: int, kv: KVPolicy) -> None:
         """Keep where every segment, block and KV block lies at this moment."""
@@ -199,25 +201,29 @@ class Recorder:
     ) -> None:
         """Write the row of a request that ended; *dropped_tokens* of its own were not held any more then."""
         r = times.request
-        self._requests.append(
-            (
-                r.id,
-                r.session,
-                r.turn,
-                r.sample,
-                r.tenant,
-                r.arrival_ns,
-                times.scheduled_ns,
-                times.first_token_ns,
-                end_ns,
-                r.prompt_tokens,
-                times.cached_tokens,
-                output_tokens,
-                times.preemptions,
-                dropped_tokens,
-            )
-        )
-        self._ends.append((status.value, reason))
+        if self._ended.append(
+            r.id,
+            r.session,
+            r.turn,
+            r.sample,
+            r.tenant,
+            r.priority,
+            r.arrival_ns,
+            times.scheduled_ns,
+            times.first_token_ns,
+            end_ns,
+            r.prompt_tokens,
+            times.cached_tokens,
+            output_tokens,
+            times.preemptions,
+            dropped_tokens,
+            self._ends.setdefault((status, reason), len(self._ends)),
+        ):
+            self._sort_ended()
+
+    def _sort_ended(self) -> None:
+        self._requests.extend(self._ended.columns())
+        self._ended.clear()
 
     def leap(
         self,
@@ -246,14 +252,23 @@ class Recorder:
         self.step += repeat
 
     def timeline(self) -> pd.DataFrame:
-        """One row a moment: where every byte was, and what the server did."""
+        """One row a moment: where every byte was, and what the server did. To be asked once, at the end.
+
+        Raise BooksDoNotClose.
+        """
+        self.close_rows()
         return self._timeline.frame()
 
     def requests(self) -> pd.DataFrame:
-        """One row a request, in order of its end."""
+        """One row a request, in order of its end. To be asked once, at the end."""
+        self._sort_ended()
         frame = self._requests.frame()
-        frame["status"] = pd.Series([s for s, _ in self._ends], dtype="str")
-        frame["reason"] = pd.Series([r for _, r in self._ends], dtype="str")
+        how = frame.pop("how").to_numpy()
+        for name, texts in (
+            ("status", [status.value for status, _ in self._ends]),
+            ("reason", [reason for _, reason in self._ends]),
+        ):
+            frame[name] = pd.Series(np.array(texts, dtype=object)[how], dtype="str")
         return frame
 
     def checkpoints(self) -> pd.DataFrame:

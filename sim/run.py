@@ -343,6 +343,7 @@ class Twin:
             static_bytes=self.static_bytes,
             token_bytes=self.token_bytes,
             sequence_state_bytes=state_bytes if self.mamba_mode == "none" else None,
+            operations=lambda: self.recorder.op_index,
         )
         engine = Engine(
             EngineConfig(
@@ -366,7 +367,11 @@ class Twin:
             self.recorder,
             progress,
         )
-        engine.run()
+        try:
+            engine.run()
+        finally:  # rows wait to be compared: what they say comes before what the engine ran into
+            self.recorder.close_rows()
+        books.check_kept()
         self.driver.check()
         for allocator in allocators:
             allocator.check()
@@ -390,8 +395,8 @@ class Twin:
         gaps = None if steps is None else token_gaps(requests, steps, padded=pads_batches(self.scenario))
         stats = [a.stats() for a in allocators]
         counts = summary.request_counts(requests, self.source.total_requests)
-        ends = requests.loc[requests["end_ns"] >= 0, "end_ns"]
-        makespan_s = (int(ends.max()) if len(ends) else 0) / 1e9
+        makespan_s = max(0, int(requests["end_ns"].max()) if len(requests) else 0) / 1e9
+        limits = limits_of(self.scenario.results)
         return Result(
             scenario=self.scenario,
             summary={
@@ -410,7 +415,7 @@ class Twin:
                 "peak_requested_bytes": sum(x["requested_bytes.all.peak"] for x in stats),
                 "num_alloc_retries": sum(x.get("num_alloc_retries", 0) for x in stats),
                 **summary.memory_means(timeline, self.kv_budget_bytes),
-                "alerts": alerts(kv_monitor(timeline, self.kv_budget_bytes), limits_of(self.scenario.results)),
+                "alerts": alerts(kv_monitor(timeline, self.kv_budget_bytes), limits) if limits else [],
                 **summary.latencies(requests),
                 "itl_s": None if gaps is None else gaps.percentiles(),
                 "goodput": goodput(requests, self.scenario.slo, counts["requests_total"], makespan_s),

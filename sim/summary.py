@@ -1,20 +1,56 @@
 """The summary of a run, computed from its tables: what ``run --json`` prints, less the wall time.
 
 Means over time weigh each interval between two timeline rows by its length and take the middle of its two ends:
-memory grows evenly between rows, and rows stand on both sides of every jump.
+memory grows evenly between rows, and rows stand on both sides of every jump. A timeline is read a piece at a time, and
+a table of requests a column at a time: a copy of a whole table would be the largest thing that a run holds.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from math import fsum
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from hbmtwin.sim.books import Row
 from hbmtwin.sim.monitor import kv_monitor
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+RESERVED = tuple(name for name in Row._fields if name not in ("tenants", "static", "driver_free"))
+"""Byte columns of a timeline that lie in what allocators have reserved."""
+
+
+PIECE_ROWS = 1 << 15
+"""Rows of a timeline that are looked at together."""
+
+
+class Area(NamedTuple):
+    """What lies below a line, and how long it is."""
+
+    length: float
+    area: float
+
+
+def area_below(time_ns: Floats, values: Floats, where: npt.NDArray[np.bool_] | None = None) -> Area:
+    """The area by the trapezoid rule, over the intervals at both ends of which *where* holds. O(rows)."""
+    lengths = np.diff(time_ns)
+    middles = (values[1:] + values[:-1]) / 2
+    if where is not None:
+        both = where[1:] & where[:-1]
+        lengths, middles = lengths[both], middles[both]
+    return Area(float(lengths.sum()), float((lengths * middles).sum()))
+
+
+def mean_of(areas: Iterable[Area]) -> float | None:
+    """Mean over time of a line that was measured in pieces, None if no time passes."""
+    lengths, sums = zip(*areas, strict=True)
+    total = fsum(lengths)
+    return fsum(sums) / total if total > 0 else None
 
 
 def time_weighted_mean(time_ns: Floats, values: Floats, where: npt.NDArray[np.bool_] | None = None) -> float | None:
@@ -22,13 +58,7 @@ def time_weighted_mean(time_ns: Floats, values: Floats, where: npt.NDArray[np.bo
 
     None if no time passes there. O(rows).
     """
-    lengths = np.diff(time_ns)
-    middles = (values[1:] + values[:-1]) / 2
-    if where is not None:
-        both = where[1:] & where[:-1]
-        lengths, middles = lengths[both], middles[both]
-    total = float(lengths.sum())
-    return float((lengths * middles).sum() / total) if total > 0 else None
+    return mean_of([area_below(time_ns, values, where)])
 
 
 def percentiles(seconds: Floats) -> dict[str, float | None]:
@@ -46,24 +76,32 @@ def memory_means(timeline: pd.DataFrame, kv_budget_bytes: int) -> dict[str, floa
     among them, while any is held; ``kv_usage`` is that of the KV monitor; internal fragmentation is unfilled and
     rounding, external the holes, both over reserved.
     """
-    t = timeline.astype("float64")
-    time = t["time_ns"].to_numpy()
-    tokens = (t["kv_tokens"] + t["kv_state"] + t["kv_parked"]).to_numpy()
-    held = tokens + (t["kv_padding"] + t["kv_unfilled"]).to_numpy()
-    internal = (t["kv_unfilled"] + t["rounding"]).to_numpy()
-    external = t["external"].to_numpy()
-    outside = (t["tenants"] + t["static"] + t["driver_free"]).to_numpy()
-    reserved = t.drop(
-        columns=["time_ns", "running", "waiting", "parked", "preemptions", "hit_tokens", "queried_tokens"]
-    ).sum(axis=1)
-    reserved_bytes = reserved.to_numpy() - outside
+    pieces = [_areas(piece, kv_budget_bytes) for piece in _pieces(timeline)]
+    return {f"{name}_mean": mean_of(areas[name] for areas in pieces) for name in pieces[0]}
+
+
+def _pieces(timeline: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Rows in order; each piece begins with the last row of the one before, so that no interval is lost."""
+    starts = range(0, max(1, len(timeline) - 1), PIECE_ROWS)
+    for start in starts:
+        yield timeline.iloc[start : start + PIECE_ROWS + 1]
+
+
+def _areas(timeline: pd.DataFrame, kv_budget_bytes: int) -> dict[str, Area]:
+    t = {name: column.to_numpy(dtype="float64") for name, column in timeline.items()}
+    time, external = t["time_ns"], t["external"]
+    tokens = t["kv_tokens"] + t["kv_state"] + t["kv_parked"]
+    held = tokens + t["kv_padding"] + t["kv_unfilled"]
+    internal = t["kv_unfilled"] + t["rounding"]
+    reserved = np.sum([t[name] for name in RESERVED], axis=0)
     busy = held > 0
     ratio = np.divide(tokens, held, out=np.zeros_like(held), where=busy)
+    usage = kv_monitor(timeline, kv_budget_bytes)["usage"].to_numpy()
     return {
-        "kv_utilization_mean": time_weighted_mean(time, ratio, busy),
-        "kv_usage_mean": time_weighted_mean(time, kv_monitor(timeline, kv_budget_bytes)["usage"].to_numpy()),
-        "internal_fragmentation_mean": time_weighted_mean(time, internal / reserved_bytes),
-        "external_fragmentation_mean": time_weighted_mean(time, external / reserved_bytes),
+        "kv_utilization": area_below(time, ratio, busy),
+        "kv_usage": area_below(time, usage),
+        "internal_fragmentation": area_below(time, internal / reserved),
+        "external_fragmentation": area_below(time, external / reserved),
     }
 
 
@@ -72,17 +110,18 @@ def latencies(requests: pd.DataFrame) -> dict[str, dict[str, float | None]]:
 
     TTFT runs from arrival to the first token; TPOT is (e2e - ttft) / (output tokens - 1), none for one token.
     """
-    done = requests[requests["status"] == "completed"]
-    arrival = done["arrival_ns"].to_numpy(dtype="float64")
-    first = done["first_token_ns"].to_numpy(dtype="float64")
-    end = done["end_ns"].to_numpy(dtype="float64")
-    later_tokens = done["output_tokens"].to_numpy(dtype="float64") - 1
-    several = later_tokens > 0
+    completed = (requests["status"] == "completed").to_numpy(dtype=bool)
+
+    def of(name: str) -> Ints:
+        return requests[name].to_numpy(dtype=np.int64)[completed]
+
+    several = of("output_tokens") > 1
+    decoding_ns, later_tokens = (of("end_ns") - of("first_token_ns"))[several], of("output_tokens")[several] - 1
     return {
-        "ttft_s": percentiles((first - arrival) / 1e9),
-        "tpot_s": percentiles((end - first)[several] / later_tokens[several] / 1e9),
-        "e2e_s": percentiles((end - arrival) / 1e9),
-        "queue_s": percentiles((done["scheduled_ns"].to_numpy(dtype="float64") - arrival) / 1e9),
+        "ttft_s": percentiles((of("first_token_ns") - of("arrival_ns")) / 1e9),
+        "tpot_s": percentiles(decoding_ns / later_tokens / 1e9),
+        "e2e_s": percentiles((of("end_ns") - of("arrival_ns")) / 1e9),
+        "queue_s": percentiles((of("scheduled_ns") - of("arrival_ns")) / 1e9),
     }
 
 

@@ -52,8 +52,8 @@ def test_the_columns_are_those_of_the_design() -> None:
         "growth_copy rounding external pending_events kv_cached kv_pool_free driver_free running waiting parked "
         "preemptions hit_tokens "
         "queried_tokens",
-        "requests": "id session turn sample tenant arrival_ns scheduled_ns first_token_ns end_ns prompt_tokens "
-        "cached_tokens output_tokens preemptions dropped_tokens status reason",
+        "requests": "id session turn sample tenant priority arrival_ns scheduled_ns first_token_ns end_ns "
+        "prompt_tokens cached_tokens output_tokens preemptions dropped_tokens status reason",
         "checkpoints": "time_ns op_index level address size requested state tag owner",
         "steps": "step start_ns duration_ns repeat seq_ids new_tokens context_tokens preempted step_ends_ns",
         "memory_trace": "op id size stream arg step time_ns tag owner allocator",
