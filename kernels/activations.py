@@ -7,6 +7,7 @@
                  | normed | gate and up    | activated           | down          |
     Mamba-2      | normed | projected | out | convolved | states of chunks | gated | out_proj |     instead of attention
     once         | rows   | logits | fp32 logits | probabilities | noise |
+    stages       | received | ... | sent |                                   of a pipeline, instead of what they lack
 
 Lifetimes are those of the usual PyTorch code: a function's tensors die when it returns, an argument lives as long as
 its caller holds it. At the MLP's last product that is 3 intermediate sizes and 3 hidden ones a token, which is where
@@ -56,7 +57,7 @@ class StepProgram(NamedTuple):
 
 
 class ActivationModel:
-    """Makes the program of a step from its batch, for one tensor-parallel rank.
+    """Makes the program of a step from its batch, for one tensor-parallel rank, or one of a pipeline's stage.
 
     *attention* is ``flash`` (scores never leave the chip; on Ascend a workspace, on CUDA a sum of exponentials a query)
     or ``standard`` (the score matrix of all heads in memory three times over: 16-bit scores, fp32 softmax, 16-bit
@@ -89,7 +90,10 @@ class ActivationModel:
     def _make(self, tokens: int, rows: int, pairs: int, keys: int, prefill_tokens: int) -> StepProgram:
         m, width = self.model, self.model.dtype_bytes
         hidden = tokens * m.hidden_size * width
-        before = (Instruction("malloc", "hidden", hidden),)
+        # Hidden states and residual, held all along: the first stage's boot log shows a layer's peak and those on top.
+        received = () if m.first_stage else (Instruction("malloc", "received", 2 * hidden),)
+        sent = () if m.last_stage else (Instruction("malloc", "sent", 2 * hidden),)
+        before = (*received, *sent, Instruction("malloc", "hidden", hidden))
         mlp = tuple(self._mlp(tokens, hidden))
         behind = mlp if m.mlp_in_layer else ()
         programs: dict[LayerType, tuple[Instruction, ...]] = {
@@ -99,7 +103,8 @@ class ActivationModel:
             programs["mamba"] = (*self._mamba(m.mamba, tokens, hidden, prefill_tokens), *behind)
             programs["mlp"] = mlp
         layers = tuple(programs[kind] for kind in m.layer_types) or (programs["attention"],) * m.num_layers
-        after = tuple(self._head(rows, hidden))
+        after = tuple(self._head(rows, hidden)) if m.last_stage else (Instruction("free", "hidden"),)
+        after += tuple(Instruction("free", passed.name) for passed in (*sent, *received))
         peak = _peak(chain(before, *(programs[kind] for kind in programs), after))
         return StepProgram(before, layers, after, peak)
 

@@ -104,6 +104,12 @@ class ModelShape:
     """With ``mamba``: what each layer is. Empty: all are attention."""
     mlp_in_layer: bool = True
     """Attention or Mamba-2, and an MLP behind it, make a layer. False (Nemotron-H): a layer is one of the three."""
+    split_ends: bool = True
+    """In a pipeline the embedding is on the first stage, last norm and head on the last. False: all on every stage."""
+    first_stage: bool = True
+    """False: hidden states come from another pipeline stage (:mod:`hbmtwin.kernels.stages`)."""
+    last_stage: bool = True
+    """False: hidden states go to another pipeline stage, and there are no logits."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -189,6 +195,10 @@ class DeviceSpec:
     """Decode-size message, by tensor-parallel size."""
     link_bandwidth_bytes_per_s: float = 0.0
     """Bus bandwidth of a large all-reduce inside one node."""
+    send_ns: int = 0
+    """One message between two pipeline stages of a node, however small; 0: no figure."""
+    send_bandwidth_bytes_per_s: float = 0.0
+    """Of such a message, when it is large: the link between two devices."""
     driver_call_ns: int = 0
     sync_ns: int = 0
     host_bandwidth_bytes_per_s: float = 0.0

@@ -7,11 +7,11 @@ from hbmtwin.kernels.fixed_point import FRACTION_BITS, TICKS_PER_NS, ticks
 from hbmtwin.kernels.mamba_cost import MambaCost
 from hbmtwin.kernels.records import BatchShape, DeviceSpec, ModelShape
 from hbmtwin.kernels.step_times import StepTimes
-from hbmtwin.kernels.weights import check_tensor_parallel, embedding_bytes, streamed_bytes
+from hbmtwin.kernels.weights import check_tensor_parallel, head_bytes, streamed_bytes
 
 
 class RooflineCost:
-    """Step time of one tensor-parallel rank, from the coefficients of a :class:`DeviceSpec`.
+    """Step time of one tensor-parallel rank of a model, or of a pipeline's stage, from the figures of a device.
 
     ``t = max(t_host, t_dev)``, as with asynchronous scheduling, and ``t_dev`` is the sum of
 
@@ -49,18 +49,19 @@ class RooflineCost:
         layers = model.num_blocks / 2  # overheads are those of layers with a mixer and an MLP
         bandwidth = device.memory_bandwidth_bytes_per_s * device.weight_bandwidth_efficiency
         flops_per_s = device.peak_flops_per_s * device.prefill_flops_efficiency
-        streamed, head = streamed_bytes(model, tp), embedding_bytes(model, tp)
+        streamed, head = streamed_bytes(model, tp), head_bytes(model, tp)
 
         self.attention = AttentionCost(attention, model, device, tp, kv_token_bytes)
         self.mamba = MambaCost(model, device, tp)
-        self._step = ticks(device.step_overhead_ns)
+        self.step_ticks = ticks(device.step_overhead_ns)
+        """What each step takes besides, whatever the model."""
         self._weights = ticks(streamed / bandwidth * 1e9)
         self._token = ticks(2 * (streamed - head) / model.dtype_bytes / flops_per_s * 1e9)
         self._row = ticks(2 * head / model.dtype_bytes / flops_per_s * 1e9)
         allreduce, self._allreduce_token = _allreduce_ticks(model, device, tp)
         self._launch = self.mamba.launch_ticks + self.attention.launch_ticks
         self._read, self._window_read = self.attention.decode_token_ticks, self.attention.window_token_ticks
-        self._fixed = self._step + ticks(device.layer_overhead_ns * layers) + allreduce + self._launch
+        self._fixed = self.step_ticks + ticks(device.layer_overhead_ns * layers) + allreduce + self._launch
         self._token_row = self._token + self._row
         self._sequence = self._allreduce_token + self.mamba.sequence_ticks
         self._host_decode = max(TICKS_PER_NS, ticks(device.host_step_ns))
@@ -74,18 +75,21 @@ class RooflineCost:
 
     def steps(self, b: BatchShape) -> StepTimes:
         """Times of the batch's steps. O(number of prefilling sequences), and none of them is repeated."""
+        return StepTimes(*self.line(b))
+
+    def line(self, b: BatchShape) -> tuple[int, int, int]:
+        """Ticks of the batch's steps: the host's floor, the device's first step, and how each next one is longer."""
         count = b.decode_count
         if b.prefill:
-            return StepTimes(self._host_prefill, self._mixed(b))
+            return self._host_prefill, self._mixed(b), 0
         if not count:
-            return StepTimes(self._host_decode, self._step)
+            return self._host_decode, self.step_ticks, 0
         matrices = count * self._token_row
         device = self._fixed + count * self._sequence
         device += matrices if matrices > self._weights else self._weights
         device += b.kv_read_tokens * self._read + b.window_read_tokens * self._window_read
-        return StepTimes(
-            self._host_decode, device, b.kv_read_growth * self._read + b.window_read_growth * self._window_read
-        )
+        rise = b.kv_read_growth * self._read + b.window_read_growth * self._window_read
+        return self._host_decode, device, rise
 
     def work_ns(self, *, driver_calls: int, syncs: int, copied_bytes: int, swapped_bytes: int) -> int:
         """Time that memory management adds to a step; a copied byte is read and written in device memory.

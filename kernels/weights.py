@@ -3,7 +3,8 @@
 Split as vLLM splits: attention heads, the MLP and the vocabulary over ranks; norms, and the down projections of
 latent attention (MLA), on every rank; KV heads replicated where there are fewer than ranks; the vocabulary padded to
 64. Mamba-2 layers are split by heads, a single group of B and C replicated. Bias vectors of projections and per-head
-norms, below 0.1 % of any model here, are left out.
+norms, below 0.1 % of any model here, are left out. A pipeline stage (:mod:`hbmtwin.kernels.stages`) has its layers, and
+of the ends what is on it; a head that is tied to the embedding has that table on the last stage too.
 """
 
 from __future__ import annotations
@@ -139,12 +140,15 @@ def weight_tensors(model: ModelShape, tensor_parallel_size: int = 1) -> Iterator
     Raise ValueError when the model cannot be split so.
     """
     check_tensor_parallel(model, tensor_parallel_size)
-    yield "embed_tokens", embedding_bytes(model, tensor_parallel_size)
+    first, last = model.first_stage or not model.split_ends, model.last_stage or not model.split_ends
+    if first or (last and model.tie_word_embeddings):
+        yield "embed_tokens", embedding_bytes(model, tensor_parallel_size)
     for i, layer_type in enumerate(_types(model)):
         for name, size in layer_tensors(model, tensor_parallel_size, layer_type):
             yield f"layers.{i}.{name}", size
-    yield "norm", model.hidden_size * model.dtype_bytes
-    if not model.tie_word_embeddings:
+    if last:
+        yield "norm", model.hidden_size * model.dtype_bytes
+    if last and not model.tie_word_embeddings:
         yield "lm_head", embedding_bytes(model, tensor_parallel_size)
     if table := rotary_table_bytes(model):
         yield "rotary_emb", table
@@ -167,7 +171,12 @@ def streamed_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
     """
     layers = Counter(_types(model)).items()
     streamed = sum(count * layer_weight_bytes(model, tensor_parallel_size, layer_type) for layer_type, count in layers)
-    return streamed + embedding_bytes(model, tensor_parallel_size)
+    return streamed + head_bytes(model, tensor_parallel_size)
+
+
+def head_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
+    """What one rank reads to make logits; 0 on a pipeline stage before the last, which makes none."""
+    return embedding_bytes(model, tensor_parallel_size) if model.last_stage else 0
 
 
 def rotary_table_bytes(model: ModelShape) -> int:

@@ -34,6 +34,15 @@ TIED = frozenset({"cohere", "cohere2", "gemma", "gemma2", "gemma3_text"})
 LATENT_NOT_CACHED = frozenset({"minicpm3"})
 """Model types with latent attention (MLA) whose K and V vLLM caches head by head, V padded to K's width."""
 
+ENDS_ON_EVERY_STAGE = frozenset(
+    {
+        *("bamba", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt_neox", "granitemoehybrid", "internlm2"),
+        *("minicpm", "minicpm3", "nemotron_h", "olmo3", "opt", "orion", "phi", "stablelm"),
+    }
+)
+"""Model types whose class in vLLM 0.27 (bamba: 0.22) makes embedding, last norm and head on every pipeline stage, not
+only where they are used."""
+
 ENCODERS = frozenset(
     {
         *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert"),
@@ -157,6 +166,7 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
         mamba=hybrid.mamba if hybrid else None,
         layer_types=hybrid.layer_types if hybrid else (),
         mlp_in_layer=hybrid.mlp_in_layer if hybrid else True,
+        split_ends=config.get("model_type") not in ENDS_ON_EVERY_STAGE,
         source=source
         + dtype_source
         + (hybrid.source if hybrid else "")
