@@ -46,7 +46,8 @@ class KVGroup:
 
     kind: GroupKind = "full"
     num_layers: int = 1
-    """Real ones; the pool has pages for ``group_length`` layers, and the rest is padding."""
+    """Real ones; the pool has pages for ``group_length`` layers, and the rest is padding. 0: on a pipeline stage with
+    layers of other groups only."""
     block_size: int = 16
     """Tokens of one block; of a Mamba group the tokens between two states."""
     token_bytes: int = 0
@@ -62,8 +63,8 @@ class KVGroup:
     """``mamba``: further states for drafts."""
 
     def __post_init__(self) -> None:
-        if self.block_size < 1 or self.num_layers < 1:
-            raise ValueError(f"a group has at least one layer and one token a block, not {self}")
+        if self.block_size < 1 or self.num_layers < 0:
+            raise ValueError(f"a group has at least one token a block and no fewer than no layers, not {self}")
         if (self.kind in ("sliding_window", "chunked_local")) != (self.window > 0):
             raise ValueError(f"window belongs to sliding_window and chunked_local, and must be above 0 there: {self}")
         if self.sinks and self.kind != "sliding_window":

@@ -213,8 +213,8 @@ def test_on_ascend_only_align_has_states_by_the_block() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block_size": 0}, "at least one layer and one token"),
-        ({"num_layers": 0}, "at least one layer and one token"),
+        ({"block_size": 0}, "at least one token a block"),
+        ({"num_layers": -1}, "at least one token a block and no fewer than no layers"),
         ({"kind": "sliding_window"}, "window belongs to"),
         ({"window": 4}, "window belongs to"),
         ({"sinks": 4}, "sinks belong to"),
