@@ -50,8 +50,12 @@ class EngineRules:
     non_torch_bytes: dict[int, tuple[int, int, int]]
     """Growth outside torch while profiling, charged to the utilisation: by tensor-parallel size (the largest that is
     not above), figure, low, high."""
+    pipeline_non_torch_bytes: tuple[int, int, int]
+    """The same of a pipeline without tensor parallelism: its communicator does nothing in the profile."""
     group_context_bytes: int
     """What a communicator holds before profiling; like the context it is not charged to the utilisation."""
+    late_group_bytes: tuple[int, int, int]
+    """What a communicator takes when it is first used, where the profile does not use it: figure, low, high."""
     sources: dict[str, str]
 
 
@@ -71,10 +75,13 @@ VLLM = EngineRules(
         2: (208 * GIB // 100, 3 * GIB // 10, 21 * GIB // 10),
         4: (217 * GIB // 100, 5 * GIB // 10, 22 * GIB // 10),
     },
+    pipeline_non_torch_bytes=(7 * GIB // 100, 7 * GIB // 100, 46 * GIB // 100),
     group_context_bytes=GIB,
+    late_group_bytes=(0, 0, 0),
     sources={
         "activations": "fit to 30 boot logs of vLLM, 1.2 % mean error (confidence H for dense models)",
         "non_torch": "growth in profiling, boot logs of vLLM 0.19 on H100, llm-d-planner d3121e05 (H)",
+        "late": "none: NCCL's communicators are made before profiling",
         "graphs": "0.30 GiB + 0.17 MiB x graphs x layers, boot logs of vLLM 0.19 (H)",
     },
 )
@@ -94,10 +101,13 @@ VLLM_ASCEND = EngineRules(
         1: (15 * GIB // 100, 0, GIB // 5),
         2: (64 * GIB // 100, GIB // 2, 11 * GIB // 10),
     },
+    pipeline_non_torch_bytes=(15 * GIB // 100, 0, GIB // 5),
     group_context_bytes=0,
+    late_group_bytes=(39 * GIB // 100, 195 * GIB // 1000, 39 * GIB // 100),
     sources={
         "activations": "the formula of CUDA with the logits that vllm-ascend makes; two points on NPU (L)",
         "non_torch": "0.15 GiB, with ranks + 2 x 0.195 per HCCL group + 0.1 for ATB: asc 11514, 10122, 14300 (M)",
+        "late": "the pipeline's HCCL buffers, 2 x 0.195 GiB: the profile sends nothing, so no budget has them (L)",
         "graphs": "0.05 GiB + 0.2 MiB x sizes x layers: asc 2125, 3879, 4807 (M)",
     },
 )
@@ -126,6 +136,9 @@ def activation_peak(
     all copies of the logits (four scratch rows per multiprocessor among them) beside one hidden state. Logits are
     gathered in full width, so that more ranks do not shrink them. A Mamba-2 mixer may hold more than an MLP: what its
     code makes, beside as many hidden states, is not fitted (confidence L).
+
+    A pipeline stage holds the hidden states and residual that it sends and receives besides, and without the head no
+    logits: 1.04 GiB for a first stage whose log says 1.10 (L).
     """
     tokens, hidden, width = max_num_batched_tokens, model.hidden_size, model.dtype_bytes
     mlp = (3 if model.gated_mlp else 2) * model.intermediate_size // tensor_parallel_size
@@ -137,22 +150,34 @@ def activation_peak(
         source += "; Mamba-2 mixers as vLLM's code makes them, not fitted (L)"
     logits = min(max_num_seqs, tokens) * model.vocab_size * rules.logits_value_bytes
     scratch = 4 * device.multiprocessor_count * model.vocab_size
-    head = logits + scratch + width * tokens * hidden
-    size = rules.persistent_bytes + max(layer, head)
+    head = logits + scratch + width * tokens * hidden if model.last_stage else 0
+    passed = (not model.first_stage) + (not model.last_stage)
+    size = rules.persistent_bytes + max(layer, head) + passed * 2 * width * tokens * hidden
     spread = round(size * rules.activation_spread)
     return Estimate(size, size - spread, size + spread, source)
 
 
-def non_torch(rules: EngineRules, *, tensor_parallel_size: int) -> Estimate:
+def non_torch(rules: EngineRules, *, tensor_parallel_size: int, pipeline_parallel_size: int = 1) -> Estimate:
     """What libraries take outside torch while the engine profiles."""
+    if tensor_parallel_size == 1 and pipeline_parallel_size > 1:
+        return Estimate(*rules.pipeline_non_torch_bytes, rules.sources["non_torch"])
     size = max(tp for tp in rules.non_torch_bytes if tp <= tensor_parallel_size)
     return Estimate(*rules.non_torch_bytes[size], rules.sources["non_torch"])
 
 
-def context(rules: EngineRules, device: DeviceSpec, *, tensor_parallel_size: int) -> Estimate:
-    """What the runtime, and with several ranks a communicator, holds before profiling."""
-    size = device.context_bytes + (rules.group_context_bytes if tensor_parallel_size > 1 else 0)
+def context(
+    rules: EngineRules, device: DeviceSpec, *, tensor_parallel_size: int, pipeline_parallel_size: int = 1
+) -> Estimate:
+    """What the runtime, and with several ranks a communicator for each way to split, holds before profiling."""
+    groups = (tensor_parallel_size > 1) + (pipeline_parallel_size > 1)
+    size = device.context_bytes + groups * rules.group_context_bytes
     return Estimate(size, size * 4 // 5, size * 7 // 5, device.sources.get("context_bytes", "given"))
+
+
+def late_buffers(rules: EngineRules, *, pipeline_parallel_size: int) -> Estimate:
+    """What the pipeline's communicator takes after the plan was made, from what the utilisation leaves."""
+    figures = rules.late_group_bytes if pipeline_parallel_size > 1 else (0, 0, 0)
+    return Estimate(*figures, rules.sources["late"])
 
 
 def graph_pool(rules: EngineRules, model: ModelShape, *, max_num_seqs: int) -> Estimate:

@@ -2,18 +2,26 @@
 
 The subtraction is the engine's own, line by line; the lines sum to the device's total. What is estimated carries its
 range (:mod:`hbmtwin.sim.engine_rules`).
+
+::
+
+    ranks of a stage      alike: heads, MLP and vocabulary divide evenly, or the split is refused      one is computed
+    stages of a pipeline  differ in layers, embedding, head and logits                                 each is computed
+    blocks                every rank has as many as the one with room for the fewest                   its budget counts
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hbmtwin.allocators.caching.sizes import NPU_PAD, allocation_size, round_size
 from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
+from hbmtwin.kernels.stages import stage_layers, stage_shapes
 from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank
 from hbmtwin.sim.engine_rules import (
     GIB,
@@ -22,6 +30,7 @@ from hbmtwin.sim.engine_rules import (
     activation_peak,
     context,
     graph_pool,
+    late_buffers,
     non_torch,
     rules_for,
 )
@@ -44,7 +53,10 @@ class BudgetLine:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Who holds which bytes of one device when the engine has started, and whether it starts at all."""
+    """Who holds which bytes of one device when the engine has started, and whether it starts at all.
+
+    Of a pipeline it is that of the first stage with room for the fewest blocks, which decides how many all have.
+    """
 
     total_bytes: int
     tenants_bytes: int
@@ -57,9 +69,13 @@ class MemoryBudget:
     """Held before the engine looks; not charged to the utilisation."""
     non_torch_bytes: int
     """Held outside torch and charged to the utilisation."""
+    late_bytes: int
+    """Of the pipeline's communicator, taken after the plan from what the utilisation leaves."""
     graph_bytes: int
     kv_bytes: int
     """Left for KV; negative when the rest does not fit."""
+    block_bytes: int
+    """Of one block of KV, in all layers of this rank."""
     num_blocks: int
     kv_tokens: int
     """As vLLM logs it: the maximum concurrency times ``max_model_len``."""
@@ -70,11 +86,17 @@ class MemoryBudget:
     """Why it does not start, and what would make it; empty when it does."""
     lines: tuple[BudgetLine, ...]
     """They sum to ``total_bytes``."""
+    layers: range = range(0)
+    """Of the model, on this rank."""
+    stage: int = 0
+    """Its place in the pipeline."""
+    stages: tuple[MemoryBudget, ...] = ()
+    """Of a pipeline: what each stage alone would have room for."""
 
     @property
     def static_bytes(self) -> int:
         """What neither torch nor KV holds: context, libraries, communicators."""
-        return self.context_bytes + self.non_torch_bytes
+        return self.context_bytes + self.non_torch_bytes + self.late_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +114,12 @@ class _Question:
     activation_bytes: int | None
     sinks: int
     mamba_mode: MambaMode
+    layers: tuple[range, ...]
+    """Of each pipeline stage."""
+
+    @property
+    def stages(self) -> tuple[ModelShape, ...]:
+        return stage_shapes(self.model, self.layers)
 
     @property
     def pool(self) -> BlockPool:
@@ -100,11 +128,16 @@ class _Question:
             self.layout,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens * len(self.layers),
             sinks=self.sinks,
             mamba_mode=self.mamba_mode,
             ascend=self.device.vendor == "ascend",
         )
+
+    @property
+    def pools(self) -> list[BlockPool]:
+        """Of each stage."""
+        return [self.pool.on_stage(own) for own in self.layers] if len(self.layers) > 1 else [self.pool]
 
 
 def memory_budget(
@@ -121,15 +154,18 @@ def memory_budget(
     activation_bytes: int | None = None,
     sinks: int = 0,
     mamba_mode: MambaMode = "none",
+    pipeline_parallel_size: int = 1,
+    layer_partition: Sequence[int] | None = None,
     rules: EngineRules | None = None,
 ) -> MemoryBudget:
     """Divide one device as the engine does at start: ``kv = util * total - weights - activations - non-torch``.
 
-    *layout* is that of the KV on one rank, and tells over how many ranks the model is split. Windows of the model's
-    layers make groups of blocks, and keep *sinks* tokens at the start besides; so do states, cached by *mamba_mode*.
-    *activation_bytes* replaces the estimated peak, *rules* those of the device's engine. When it does not start, the
-    reason ends with the single changes that were tried and hold. O(1). Raise ValueError for a number out of range or a
-    model that cannot be split so.
+    *layout* is that of the KV of all layers on one rank, and tells over how many ranks each layer is split. Windows of
+    the model's layers make groups of blocks, and keep *sinks* tokens at the start besides; so do states, cached by
+    *mamba_mode*. *layer_partition* says how many layers each stage of a pipeline has. *activation_bytes* replaces the
+    estimated peak, *rules* those of the device's engine. When it does not start, the reason ends with the single
+    changes that were tried and hold. O(layers). Raise ValueError for a number out of range or a model that cannot be
+    split so.
     """
     question = _Question(
         model,
@@ -145,6 +181,7 @@ def memory_budget(
         activation_bytes,
         sinks,
         mamba_mode,
+        stage_layers(model.num_layers, pipeline_parallel_size, layer_partition),
     )
     _check(question)
     budget = _answer(question)
@@ -164,38 +201,50 @@ def _check(q: _Question) -> None:
 
 
 def _answer(q: _Question) -> MemoryBudget:
-    total, tp, rules = q.device.memory_bytes, q.layout.tensor_parallel_size, q.rules
+    """The budget of the rank that decides, by the engine's rule: all have as many blocks as the one with the fewest."""
+    stages = [_rank(q, place, *parts) for place, parts in enumerate(zip(q.stages, q.pools, strict=True))]
+    if len(stages) == 1:
+        return stages[0]
+    decides = min(stages, key=lambda b: b.num_blocks)
+    refused = next((b for b in (decides, *stages) if not b.fits), decides)
+    return replace(decides, fits=refused.fits, reason=refused.reason, stages=tuple(stages))
+
+
+def _rank(q: _Question, stage: int, model: ModelShape, pool: BlockPool) -> MemoryBudget:
+    """One rank of a stage, as if it were alone."""
+    total, tp, pp, rules = q.device.memory_bytes, q.layout.tensor_parallel_size, len(q.layers), q.rules
     usable = (math.ceil if rules.rounds_up else math.floor)(total * q.gpu_memory_utilization)
-    weights = weight_bytes_per_rank(q.model, tp)
-    held = context(rules, q.device, tensor_parallel_size=tp)
-    libraries = non_torch(rules, tensor_parallel_size=tp)
-    graphs = graph_pool(rules, q.model, max_num_seqs=q.max_num_seqs)
+    weights = weight_bytes_per_rank(model, tp)
+    held = context(rules, q.device, tensor_parallel_size=tp, pipeline_parallel_size=pp)
+    libraries = non_torch(rules, tensor_parallel_size=tp, pipeline_parallel_size=pp)
+    late = late_buffers(rules, pipeline_parallel_size=pp)
+    graphs = graph_pool(rules, model, max_num_seqs=q.max_num_seqs)
     if q.activation_bytes is not None:
         peak = Estimate(q.activation_bytes, q.activation_bytes, q.activation_bytes, "given")
     else:
         peak = activation_peak(
             rules,
-            q.model,
+            model,
             q.device,
             tensor_parallel_size=tp,
             max_num_batched_tokens=q.max_num_batched_tokens,
             max_num_seqs=q.max_num_seqs,
         )
     charged = [peak, libraries, *([graphs] if rules.charges_graphs else [])]
-    outside = [held, *([] if rules.charges_graphs else [graphs])]
+    outside = [held, late, *([] if rules.charges_graphs else [graphs])]
     kv = usable - weights - sum(e.bytes for e in charged)
     rest = total - usable - q.other_tenant_bytes
 
-    pool = q.pool
     request_blocks = pool.request_blocks(q.max_model_len)
     num_blocks = max(0, kv) // pool.block_bytes
     lines = (
         BudgetLine("other tenants", q.other_tenant_bytes, q.other_tenant_bytes, q.other_tenant_bytes, "given"),
         BudgetLine("context", *held),
-        BudgetLine("weights", weights, weights, weights, f"shapes of {q.model.name}: {q.model.source or 'given'}"),
+        BudgetLine("weights", weights, weights, weights, f"shapes of {model.name}: {model.source or 'given'}"),
         BudgetLine("activations", *peak),
         BudgetLine("non-torch", *libraries),
         BudgetLine("graphs", *graphs),
+        *([BudgetLine("late buffers", *late)] if late.bytes else []),
         BudgetLine(
             "KV cache",
             kv,
@@ -219,16 +268,22 @@ def _answer(q: _Question) -> MemoryBudget:
         activation_bytes=peak.bytes,
         context_bytes=held.bytes,
         non_torch_bytes=libraries.bytes,
+        late_bytes=late.bytes,
         graph_bytes=graphs.bytes,
         kv_bytes=kv,
+        block_bytes=pool.block_bytes,
         num_blocks=num_blocks,
         kv_tokens=num_blocks * q.max_model_len // request_blocks,
         max_concurrency=num_blocks / request_blocks,
         fits=True,
         reason="",
         lines=lines,
+        layers=q.layers[stage],
+        stage=stage,
     )
     reason = _objection(q, budget, request_blocks)
+    if reason and pp > 1:
+        reason = f"stage {stage} of {pp}: {reason}"
     return replace(budget, fits=not reason, reason=reason)
 
 
@@ -251,13 +306,14 @@ def _objection(q: _Question, b: MemoryBudget, request_blocks: int) -> str:
     if b.num_blocks < request_blocks:
         return (
             f"one request of max_model_len {q.max_model_len} needs "
-            f"{_gib(request_blocks * q.pool.block_bytes)} of KV and there are {_gib(b.kv_bytes)}, "
+            f"{_gib(request_blocks * b.block_bytes)} of KV and there are {_gib(b.kv_bytes)}, "
             f"room for {b.kv_tokens} tokens"
         )
     if b.lines[-1].bytes < 0:
+        late = f", after the pipeline's buffers ({_gib(b.late_bytes)})," if b.late_bytes else ""
         return (
-            f"the graph pool ({_gib(b.graph_bytes)}) is captured outside the utilisation and exceeds what that leaves "
-            f"by {_gib(-b.lines[-1].bytes)}"
+            f"the graph pool ({_gib(b.graph_bytes)}) is captured outside the utilisation and exceeds what that leaves"
+            f"{late} by {_gib(-b.lines[-1].bytes)}"
         )
     return ""
 
@@ -286,6 +342,8 @@ def _cures(q: _Question, b: MemoryBudget) -> str:
     enough = next((tp for tp in larger if _starts(_over_ranks(q, tp))), None)
     if enough:
         cures.append(f"tensor_parallel_size {enough}")
+    elif len(q.layers) == 1 and (stages := _enough_stages(q)):
+        cures.append(f"pipeline_parallel_size {stages}")
     if cures:
         return f"Any one of these would start: {'; '.join(cures)}"
     return "No single change of length, utilisation, batch or ranks would start: take a smaller model or more memory"
@@ -298,11 +356,15 @@ def _starts(q: _Question) -> bool:
 
 
 def _placed_blocks(q: _Question, b: MemoryBudget) -> int:
-    """Blocks of a pool that lies in whole segments of the caching allocator.
+    """Blocks of a pool that lies in whole segments of the caching allocator, on the rank that has the fewest.
 
     On the safe side: a segment that several tensors share is taken to hold them and nothing else.
     """
-    block_tensors = Counter(q.pool.block_tensors).items()
+    return min(_placed(pool, rank) for pool, rank in zip(q.pools, b.stages or (b,), strict=True))
+
+
+def _placed(pool: BlockPool, b: MemoryBudget) -> int:
+    block_tensors = Counter(pool.block_tensors).items()
     for blocks in range(b.num_blocks, 0, -1):
         if sum(count * _segment_share(blocks * size) for size, count in block_tensors) <= b.kv_bytes:
             return blocks
@@ -316,6 +378,19 @@ def _segment_share(size: int) -> int:
     rounded = round_size(size, NPU_PAD)
     segment = allocation_size(rounded)
     return segment // (segment // rounded)
+
+
+def _enough_stages(q: _Question) -> int | None:
+    """The fewest of 2, 4, 8 pipeline stages that would start; None if none would, or no figure for sending is there."""
+    if not q.device.send_ns or not q.device.send_bandwidth_bytes_per_s:
+        return None
+    for stages in (2, 4, 8):
+        try:
+            if _starts(replace(q, layers=stage_layers(q.model.num_layers, stages))):
+                return stages
+        except ValueError:  # fewer layers than stages, or a stage without one of their kinds
+            return None
+    return None
 
 
 def _over_ranks(q: _Question, tp: int) -> _Question:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.allocators.retention import retention_rule
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
+from hbmtwin.kernels.stages import stage_layers, stage_shapes
 from hbmtwin.kernels.weights import check_tensor_parallel
 from hbmtwin.sim import catalog
 from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal
@@ -72,6 +73,29 @@ def layout_of(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLa
     if kv.policy in IN_BLOCKS and (refused := paged_refusal(device.vendor, kv.dtype, kv.v_dtype)) is not None:
         raise ScenarioError(f"kv_cache.{refused}")
     return layout
+
+
+def stage_layers_of(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> tuple[range, ...]:
+    """The layers of each pipeline stage. Raise ScenarioError where the model, device or engine cannot be cut so."""
+    engine = scenario.engine
+    stages = engine.pipeline_parallel_size
+    if stages > 1 and not (device.send_ns and device.send_bandwidth_bytes_per_s):
+        raise ScenarioError(
+            f"engine.pipeline_parallel_size: {device.name} has no figures for a message between stages (send_ns, "
+            "send_bandwidth_bytes_per_s): add them to the device, or use engine.tensor_parallel_size"
+        )
+    if stages > 1 and scenario.scheduler.policy == "vllm_v0":
+        raise ScenarioError(
+            "engine.pipeline_parallel_size: v0 deals requests and blocks out to one scheduler a stage, which is not "
+            "computed; use 1, or scheduler.policy = 'vllm' with a later kv_cache.version"
+        )
+    key = "pipeline_parallel_size" if engine.layer_partition is None else "layer_partition"
+    try:
+        layers = stage_layers(model.num_layers, stages, engine.layer_partition)
+        stage_shapes(model, layers)
+    except ValueError as error:
+        raise ScenarioError(f"engine.{key}: {error}") from None
+    return layers
 
 
 def max_num_batched_tokens_of(scenario: Scenario, max_model_len: int) -> int:

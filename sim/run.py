@@ -17,7 +17,7 @@ from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.kernels.activations import ActivationModel
 from hbmtwin.kernels.records import CostModel
-from hbmtwin.kernels.roofline import RooflineCost
+from hbmtwin.kernels.stages import stage_shapes
 from hbmtwin.kernels.weights import weight_tensors
 from hbmtwin.sim import catalog, legality, summary
 from hbmtwin.sim.books import Books
@@ -31,6 +31,7 @@ from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
 from hbmtwin.sim.model_states import check_states, mamba_mode, state_block_size, state_notes
 from hbmtwin.sim.model_windows import as_read, check_windows, window_notes, with_windows
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
+from hbmtwin.sim.pipeline import pipeline_notes, stage_rows, step_cost
 from hbmtwin.sim.recorder import Recorder
 from hbmtwin.sim.resolve import (
     batch_notes,
@@ -42,6 +43,7 @@ from hbmtwin.sim.resolve import (
     longest_request_of,
     max_model_len_of,
     max_num_batched_tokens_of,
+    stage_layers_of,
 )
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.scenario import Scenario, ScenarioError
@@ -80,6 +82,9 @@ class Twin:
         self.longest_request = longest_request_of(scenario, self.max_model_len)
         self.max_num_batched_tokens = max_num_batched_tokens_of(scenario, self.max_model_len)
         self.layout = layout_of(scenario, self.model, self.device)
+        self.stage_layers = stage_layers_of(scenario, self.model, self.device)
+        self.in_flight_tokens = self.max_num_batched_tokens * len(self.stage_layers)
+        """By which vLLM sizes windows: a pipeline has as many batches under way as stages."""
         check_states(scenario, self.model)
         self.mamba_mode = mamba_mode(scenario, self.model)
         self.kept_model, self.sinks = with_windows(scenario, self.model)
@@ -89,12 +94,8 @@ class Twin:
         self.window = read_model.window
         """Tokens that a layer with a window reads of a sequence; 0: there is none."""
         try:
-            self.cost: CostModel = cost or RooflineCost(
-                read_model,
-                self.device,
-                tensor_parallel_size=scenario.engine.tensor_parallel_size,
-                kv_token_bytes=self.layout.token_bytes,
-                attention=scenario.engine.attention,
+            self.cost: CostModel = cost or step_cost(
+                read_model, self.device, self.stage_layers, self.layout, attention=scenario.engine.attention
             )
         except ValueError as error:
             raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
@@ -106,6 +107,11 @@ class Twin:
         self.budget = self._budget()
         if not self.budget.fits:
             raise DoesNotFit(self.budget)
+        self.rank_model = stage_shapes(self.model, self.stage_layers)[self.budget.stage]
+        """What is on the rank whose memory is simulated, the one with room for the fewest blocks."""
+        if len(self.stage_layers) > 1:
+            self.pool = self.pool.on_stage(self.budget.layers)
+            self.layout = self.pool.layout
         self.source = source or source_of(scenario)
         self._build_memory()
         config = SchedulerConfig(
@@ -132,7 +138,7 @@ class Twin:
                 self.layout,
                 block_size=self.block_size,
                 max_model_len=self.max_model_len,
-                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_num_batched_tokens=self.in_flight_tokens,
                 sinks=self.sinks,
                 mamba_mode=self.mamba_mode,
                 ascend=self.device.vendor == "ascend",
@@ -152,6 +158,8 @@ class Twin:
             max_model_len=self.max_model_len,
             max_num_seqs=s.scheduler.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            pipeline_parallel_size=s.engine.pipeline_parallel_size,
+            layer_partition=s.engine.layer_partition,
             block_size=self.block_size,
             other_tenant_bytes=s.device.other_tenant_bytes,
             activation_bytes=s.memory.activation_bytes,
@@ -226,7 +234,7 @@ class Twin:
             "admission": s.memory.admission,
             "limit_bytes": room,
             "grouping": pool.grouping,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_batched_tokens": self.in_flight_tokens,
             **s.kv_cache.options,
         }
         self.block_bytes = pool.block_bytes if "num_blocks" in settings_of_policy else None
@@ -269,10 +277,11 @@ class Twin:
         outside = s.engine.task_queue_enable == 2 and self.device.vendor == "ascend"
         workspace: Any = general if outside else None
         tp = s.engine.tensor_parallel_size
-        activations = ActivationModel(self.model, self.device, tensor_parallel_size=tp, attention=s.engine.attention)
+        model = self.rank_model
+        activations = ActivationModel(model, self.device, tensor_parallel_size=tp, attention=s.engine.attention)
         forward = Forward(general, self.layout.num_layers, s.memory.activations, activations, workspace)
         try:
-            forward.load(chain(weight_tensors(self.model, tp), scale_tensors(self.layout)), budget.activation_bytes)
+            forward.load(chain(weight_tensors(model, tp), scale_tensors(self.layout)), budget.activation_bytes)
         except OutOfMemory as error:  # the budget does not round, the allocator does
             reason = f"weights and activations do not fit once they are rounded ({error}): raise gpu_memory_utilization"
             raise DoesNotFit(replace(budget, fits=False, reason=reason)) from None
@@ -335,7 +344,8 @@ class Twin:
         """Run to the end of the traffic, or to the server's death."""
         s = self.scenario
         allocators = [self.general] if self.arena is self.general else [self.general, self.arena]
-        state_bytes = self.model.mamba_state_bytes(s.engine.tensor_parallel_size) * self.model.num_mamba_layers
+        model, tp = self.rank_model, s.engine.tensor_parallel_size
+        state_bytes = model.mamba_state_bytes(tp) * model.num_mamba_layers
         books = Books(
             self.driver,
             allocators,
@@ -421,12 +431,14 @@ class Twin:
                 "goodput": goodput(requests, self.scenario.slo, counts["requests_total"], makespan_s),
                 "makespan_s": makespan_s,
                 "simulated_output_tokens": int(requests["output_tokens"].sum()),
+                "stages": stage_rows(self.budget),
                 "basis": self.cost.basis,
                 "seed": self.scenario.seed,
                 "version": version("hbmtwin"),
                 "notes": [
                     *legality.notes(self.scenario),
                     *device_notes(self.scenario, self.device),
+                    *pipeline_notes(self.scenario, self.budget),
                     *batch_notes(self.scenario, self.max_model_len),
                     *window_notes(self.scenario, self.model, self.kept_model),
                     *state_notes(self.scenario, self.model, self.pool, self.block_size),

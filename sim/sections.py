@@ -81,6 +81,12 @@ class EngineSection(Section):
     """How the model is laid over devices, and how it computes."""
 
     tensor_parallel_size: int = Field(1, ge=1, description="ranks that share each layer; one rank is simulated")
+    pipeline_parallel_size: int = Field(
+        1, ge=1, description="stages that have layers of their own; the one that has room for the fewest is simulated"
+    )
+    layer_partition: list[Annotated[int, Field(ge=1)]] | None = Field(
+        None, description="layers of each stage, as VLLM_PP_LAYER_PARTITION; default: as vLLM divides them"
+    )
     gpu_memory_utilization: float = Field(0.92, gt=0, le=1, description="share of total memory that may be used")
     max_model_len: int | None = Field(None, ge=2, description="longest prompt + output; default: the model's limit")
     attention: Literal["flash", "standard"] = Field("flash", description="standard: the score matrix is materialised")

@@ -153,6 +153,10 @@ def _subtraction(error: Exception) -> str:
 
     if not isinstance(error, DoesNotFit):
         return ""
+    if error.budget.stages:
+        from hbmtwin.cli.tables import stage_columns
+
+        return stage_columns(error.budget)
     rows = [(line.item, line.bytes, line.low, line.high) for line in error.budget.lines]
     total = error.budget.total_bytes
     text = ""

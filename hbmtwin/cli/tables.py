@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from hbmtwin.api import Scenario
+from hbmtwin.api import MemoryBudget, Scenario
 from hbmtwin.dashboard.settings import setting_text, settings_table
 from hbmtwin.dashboard.verdict import (
     GIB,
@@ -154,12 +154,47 @@ def print_run(console: Console, name: str, summary: Summary, wall_s: float) -> N
     for label, text in _run_lines(summary):
         table.add_row(label, escape(text))
     console.print(table)
+    if summary.get("stages"):  # results of older releases have none
+        print_stages(console, summary["stages"])
     console.print(
         f"Times are estimates ({escape(str(summary['basis']))}); so are the memory plan's activation and "
         "runtime bytes. Sizes, tokens and causes follow exactly from these. "
         f"Took {wall_s:.1f} s.",
         style="dim",
     )
+
+
+def print_stages(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:
+    """The memory of each stage of a pipeline, one rank of it, and which of them decides how many blocks there are."""
+    header = (
+        *("stage", "layers", "weights\n(GiB)", "activations\n(GiB)", "context,\nlibraries", "graphs\n(GiB)"),
+        *("KV\n(GiB)", "a block\n(MiB)", "blocks", "spare\n(GiB)"),
+    )
+    cells = []
+    for s in stages:
+        outside = s["context_bytes"] + s["non_torch_bytes"] + s["late_bytes"]
+        sizes = (s["weights_bytes"], s["activation_bytes"], outside, s["graph_bytes"], s["kv_bytes"])
+        cells.append(
+            [
+                f"{s['stage']}, decides" if s["decides"] else str(s["stage"]),
+                f"{s['first_layer']} to {s['first_layer'] + s['num_layers'] - 1}",
+                *(f"{size / GIB:.2f}" for size in sizes),
+                f"{s['kv_block_bytes'] / 2**20:.2f}",
+                f"{s['num_blocks']:,}",
+                f"{s['spare_bytes'] / GIB:.2f}",
+            ]
+        )
+    _print_table(console, header, cells)
+
+
+def stage_columns(budget: MemoryBudget) -> str:
+    """Where every byte of a device goes, a column for each stage of a pipeline that does not fit."""
+    items = [line.item for line in budget.stages[0].lines]
+    columns = [[line.bytes for line in b.lines] + [b.total_bytes] for b in budget.stages]
+    text = "\n" + " " * 18 + "".join(f"{f'stage {b.stage}':>10}" for b in budget.stages) + "   (GiB)"
+    for item, *sizes in zip([*items, "sum: the device"], *columns, strict=True):
+        text += f"\n  {item:<16}" + "".join(f"{size / GIB:>10.2f}" for size in sizes)
+    return text
 
 
 def print_cures(console: Console, cures: Sequence[Mapping[str, Any]]) -> None:
