@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hbmtwin.dashboard.standstill import thrashing_text
 from hbmtwin.dashboard.verdict import Summary, bytes_text, percent_text
 
 METRICS: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -29,7 +30,9 @@ def remarks(summaries: Mapping[str, Summary]) -> list[str]:
 
 
 def alert_lines(summary: Summary) -> Iterator[str]:
-    """The first alerts of a run as sentences, then how many more there are."""
+    """Thrashing, and the first alerts of a run, as sentences, then how many more there are."""
+    if summary.get("thrashing"):
+        yield thrashing_text(summary)
     alerts = summary["alerts"]
     for alert in alerts[:MAX_ALERTS]:
         yield alert_text(alert)

@@ -20,8 +20,10 @@ from hbmtwin.dashboard.figures import kv_monitor_over_time, kv_utilization, late
 from hbmtwin.dashboard.remarks import alert_text
 from hbmtwin.dashboard.server_figure import server_over_time
 from hbmtwin.dashboard.settings import settings_table
+from hbmtwin.dashboard.standstill import recomputed_text, standstill_in_words, thrashing_text
 from hbmtwin.dashboard.verdict import (
     HEADER,
+    ended_early,
     goodput_text,
     headline,
     oom_in_words,
@@ -47,7 +49,7 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
         raise ValueError("a report needs at least one result")
     summaries = {name: result.summary for name, result in results.items()}
     one = next(iter(results.values()))
-    died = [name for name, summary in summaries.items() if summary["oom"] is not None]
+    died = [name for name, summary in summaries.items() if ended_early(summary)]
     template = Template(files("hbmtwin.dashboard").joinpath("report.html").read_text(encoding="utf-8"))
     page = template.substitute(
         title=_title(results),
@@ -97,6 +99,8 @@ def _setting(result: Result) -> str:
 
 
 def _death(name: str, summary: Mapping[str, Any]) -> str:
+    if summary["oom"] is None:
+        return f'<p class="oom"><strong>{html.escape(name)}.</strong> {html.escape(standstill_in_words(summary))}</p>'
     log = f"<br><small>{html.escape(text)}</small>" if (text := server_log(summary["oom"])) else ""
     return f'<p class="oom"><strong>{html.escape(name)}.</strong> {html.escape(oom_in_words(summary["oom"]))}{log}</p>'
 
@@ -110,7 +114,7 @@ def _table(results: Mapping[str, Result]) -> str:
     head = "".join(f"<th>{html.escape(title)}</th>" for title in HEADER)
     body = []
     for (name, summary), cells in zip(summaries.items(), rows(summaries), strict=True):
-        kind = ' class="died"' if summary["oom"] is not None else ""
+        kind = ' class="died"' if ended_early(summary) else ""
         hint = html.escape(rejections_text(summary))
         body.append(f'<tr{kind} title="{hint}" data-policy="{html.escape(name)}">')
         body.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
@@ -131,9 +135,14 @@ def _settings(results: Mapping[str, Result]) -> str:
 
 
 def _alerts(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """The alerts of each run behind a line that counts them; empty where there are none."""
+    """How much was computed again, and the alerts of each run behind a line that counts them; empty without either."""
     parts = []
     for name, summary in summaries.items():
+        if summary.get("recomputed_tokens"):
+            text = f"recomputed tokens: {recomputed_text(summary)}"
+            if summary["thrashing"]:
+                text += f"; {thrashing_text(summary)}"
+            parts.append(f"<p><strong>{html.escape(name)}</strong>: {html.escape(text)}.</p>")
         if alerts := summary["alerts"]:
             count = f"{len(alerts):,} alerts" if len(alerts) > 1 else "1 alert"
             items = "".join(f"<li>{html.escape(alert_text(alert))}</li>" for alert in alerts[:MAX_ALERTS])

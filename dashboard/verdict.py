@@ -51,6 +51,8 @@ def fate(summary: Summary) -> str:
     words = [_end(summary)]
     if preemptions := summary["preemptions"]:
         words.append(f"{preemptions:,} preemptions" if preemptions > 1 else "1 preemption")
+    if summary.get("thrashing"):
+        words.append("thrashing")
     if rejected := sum(summary["requests_rejected"].values()):
         words.append(f"{rejected:,} rejected")
     if turns := summary["turns_with_dropped_tokens"]:
@@ -59,18 +61,31 @@ def fate(summary: Summary) -> str:
 
 
 def short_fate(summary: Summary) -> str:
-    """:func:`fate` for a narrow place: the death alone, or what a run that held did beside it."""
-    return fate(summary) if summary["oom"] is None else _end(summary)
+    """:func:`fate` for a narrow place: the end alone if it came early, or what a run that held did beside it."""
+    return _end(summary) if ended_early(summary) else fate(summary)
+
+
+def ended_early(summary: Summary) -> bool:
+    """Whether a run ended before its traffic did: the server died, or nothing could go on."""
+    return summary["oom"] is not None or summary.get("standstill") is not None
 
 
 def _end(summary: Summary) -> str:
-    oom = summary["oom"]
-    return "held" if oom is None else f"died at {oom['time_s']:,.1f} s: {cause_text(oom)}"
+    if (oom := summary["oom"]) is not None:
+        return f"died at {oom['time_s']:,.1f} s: {cause_text(oom)}"
+    if (standstill := summary.get("standstill")) is not None:
+        return _stood_still(standstill)
+    return "held"
+
+
+def _stood_still(standstill: Summary) -> str:
+    locked = "live-locked" if standstill["kind"] == "live_lock" else "deadlocked"
+    return f"{locked} at {standstill['time_s']:,.1f} s"
 
 
 def served_nothing(summary: Summary) -> bool:
     """Whether a server lived through its traffic by refusing all of it."""
-    return summary["oom"] is None and not summary["requests_completed"] and bool(summary["requests_rejected"])
+    return not (ended_early(summary) or summary["requests_completed"]) and bool(summary["requests_rejected"])
 
 
 def _all_rejected(summary: Summary) -> str:
@@ -86,7 +101,7 @@ def cause_text(oom: Summary) -> str:
 def headline(summaries: Mapping[str, Summary]) -> str:
     """One sentence: who held, who died of what."""
     parts = []
-    held = [name for name, s in summaries.items() if s["oom"] is None and not served_nothing(s)]
+    held = [name for name, s in summaries.items() if not (ended_early(s) or served_nothing(s))]
     if held:
         parts.append(f"{_listed(held)} held")
     for name, summary in summaries.items():
@@ -94,6 +109,8 @@ def headline(summaries: Mapping[str, Summary]) -> str:
             parts.append(f"{name} served nothing ({_all_rejected(summary)})")
         if (oom := summary["oom"]) is not None:
             parts.append(f"{name} died at {oom['time_s']:,.1f} s ({cause_text(oom)})")
+        elif (standstill := summary.get("standstill")) is not None:
+            parts.append(f"{name} {_stood_still(standstill)}")
     return "; ".join(parts) + "."
 
 

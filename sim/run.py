@@ -414,7 +414,7 @@ class Twin:
                 "unfinished_because": unfinished_because(requests, self.source.total_requests),
                 "preemptions": engine.preemptions,
                 **engine.recompute.summary(self.scheduler.running_tokens),
-                "standstill": None if engine.standstill is None else engine.standstill.to_dict(),
+                "standstill": self._standstill(engine),
                 **summary.dropped(requests),
                 "prefix_cache": self._prefix_cache(),
                 "oom": None if engine.oom is None else engine.oom.to_dict(),
@@ -451,6 +451,14 @@ class Twin:
             memory_trace=self.recorder.memory_trace(),
             cache_events=self.recorder.cache_events(),
         )
+
+    def _standstill(self, engine: Engine) -> dict[str, Any] | None:
+        if engine.standstill is None:
+            return None
+        usage = self.kv.usage()
+        in_blocks = usage.held + usage.cached + usage.pool  # as many as were made, which may not be what was planned
+        pool_bytes = self.kv_budget_bytes if self.block_bytes is None else in_blocks
+        return engine.standstill.to_dict(self.token_bytes, pool_bytes)
 
     def _prefix_cache(self) -> dict[str, Any] | None:
         """What the prefix cache was asked for and found, by the rules of the release; None without one."""

@@ -49,8 +49,8 @@ class Standstill(NamedTuple):
     tokens: int
     """That these have, all together: with room for so many at once, all of them would go on."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The record of the summary; of many requests the first hundred."""
+    def to_dict(self, token_bytes: int, pool_bytes: int) -> dict[str, Any]:
+        """The record of the summary, with the KV of ``tokens`` and the pool's; of many requests the first hundred."""
         return {
             "kind": self.kind,
             "time_s": self.time_ns / 1e9,
@@ -59,6 +59,8 @@ class Standstill(NamedTuple):
             "num_requests": len(self.requests),
             "requests": list(self.requests[:100]),
             "tokens": self.tokens,
+            "kv_bytes": self.tokens * token_bytes,
+            "kv_pool_bytes": pool_bytes,
         }
 
 

@@ -6,8 +6,8 @@ import pandas as pd
 
 NOT_SENT = "the run ended before they were sent"
 AFTER_REJECTION = "an earlier turn of their session was rejected"
-AFTER_FAILURE = "an earlier turn of their session was in the server when the run ended"
-AFTER_EITHER = "an earlier turn of their session was rejected, or in the server when the run ended"
+AFTER_FAILURE = "what they were to follow was in the server when the run ended"
+AFTER_EITHER = "what they were to follow was rejected, or in the server when the run ended"
 
 
 def unfinished_because(requests: pd.DataFrame, total: int | None) -> dict[str, int]:

@@ -43,8 +43,9 @@ class Alternative(NamedTuple):
 
 
 def ran_short(summary: Mapping[str, Any]) -> bool:
-    """Whether a run died of memory, or rejected a request for want of it."""
-    return summary["oom"] is not None or any(reason in summary["requests_rejected"] for reason in SHORTAGES)
+    """Whether a run died of memory, came to a standstill, or rejected a request for want of memory."""
+    early = summary["oom"] is not None or summary.get("standstill") is not None
+    return early or any(reason in summary["requests_rejected"] for reason in SHORTAGES)
 
 
 def what_would_hold(
@@ -168,11 +169,12 @@ def _outcome(scenario: Scenario) -> dict[str, Any]:
         summary = run(scenario).summary
     except DoesNotFit:
         return {"held": False, "died_at_s": None, "cause": "does_not_fit", **dict.fromkeys(_COSTS)}
-    oom = summary["oom"]
+    oom, standstill = summary["oom"], summary["standstill"]
+    end = oom or standstill
     return {
         "held": not ran_short(summary),
-        "died_at_s": None if oom is None else oom["time_s"],
-        "cause": None if oom is None else oom["cause"],
+        "died_at_s": None if end is None else end["time_s"],
+        "cause": oom["cause"] if oom is not None else standstill["kind"] if standstill is not None else None,
         "requests_completed": summary["requests_completed"],
         "requests_rejected": sum(summary["requests_rejected"].values()),
         "preemptions": summary["preemptions"],

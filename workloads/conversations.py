@@ -18,6 +18,8 @@ from hbmtwin.workloads.think_times import ConstantTime, ThinkTime
 SYSTEM_STREAM = "system"
 _ONE_TURN = Fixed(1)
 _NO_WAIT = ConstantTime(0)
+_LAST_NS = 2**62
+"""The end of the clock's range, some 146 years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,11 @@ class Conversations:
         output: int,
         has_next: bool,
     ) -> Request:
+        if arrival_ns > _LAST_NS:
+            raise WorkloadError(
+                f"turn {turn} of session {session} would be sent {arrival_ns / 1e9:,.0f} s after the start, that is over "
+                "146 years: shorten session.think_time_s, or take fewer workload.num_prompts"
+            )
         max_tokens = output if self.max_tokens is None else self.max_tokens
         return Request(
             id=id,

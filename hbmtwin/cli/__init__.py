@@ -2,8 +2,9 @@
 
 Exit codes: 0 done (an out-of-memory death is a result), 1 failure (traffic or files that cannot be read or written,
 something to compare with that is not there), 2 usage (a key, value or combination that makes no sense), 3 does not fit,
-or died with ``--fail-on-oom``, or served too few as promised with ``--fail-on-slo``, or differs from the real one, 130
-interrupted (Ctrl-C), 143 terminated (SIGTERM).
+or died with ``--fail-on-oom``, or served too few as promised with ``--fail-on-slo``, or came to a standstill (a
+live-lock or a deadlock of its scheduler), or differs from the real one, 130 interrupted (Ctrl-C), 143 terminated
+(SIGTERM).
 
 The simulator, pandas and Plotly are imported inside the verbs that need them: together they cost most of a second,
 which ``--help`` and shell completion should not pay.
@@ -426,10 +427,11 @@ def _tell_left_out(name: str, reason: str) -> None:
 
 
 def _verdict(results: Sequence[Result], fail_on_oom: bool, fail_on_slo: bool) -> int:
-    """The exit code of runs that ended: 3 where one failed in what was asked for."""
+    """The exit code of runs that ended: 3 where one failed in what was asked for, or would never have ended."""
+    stood_still = any(result.summary["standstill"] is not None for result in results)
     died = fail_on_oom and any(result.oom is not None for result in results)
     missed = fail_on_slo and not all(result.summary["goodput"]["attained"] for result in results)
-    return DOES_NOT_FIT if died or missed else OK
+    return DOES_NOT_FIT if died or missed or stood_still else OK
 
 
 def _presets(policies: str) -> list[str]:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from hbmtwin.api import MemoryBudget, Scenario
 from hbmtwin.dashboard.settings import setting_text, settings_table
+from hbmtwin.dashboard.standstill import recomputed_text, standstill_in_words, unfinished_text
 from hbmtwin.dashboard.verdict import (
     GIB,
     HEADER,
@@ -24,6 +25,7 @@ from hbmtwin.dashboard.verdict import (
     bytes_text,
     cause_text,
     dropped_text,
+    ended_early,
     fate,
     goodput_text,
     headline,
@@ -56,19 +58,21 @@ def print_comparison(
     """
     first = next(iter(summaries.values()))
     console.print(f"[bold]{escape(headline(summaries))}[/bold]")
-    styles = ["red" if summary["oom"] is not None else "" for summary in summaries.values()]
+    styles = ["red" if ended_early(summary) else "" for summary in summaries.values()]
     _print_table(console, HEADER, rows(summaries), words=("verdict",), styles=styles)
     if scenarios is not None:
         _print_settings(console, scenarios)
     for name, summary in summaries.items():
         if summary["oom"] is not None:
             console.print(f"[bold]{escape(name)}[/bold]: {escape(oom_in_words(summary['oom']))}")
+        if summary.get("standstill"):
+            console.print(f"[bold]{escape(name)}[/bold]: {escape(standstill_in_words(summary))}")
         if summary["requests_rejected"]:
             console.print(f"[bold]{escape(name)}[/bold]: rejected {escape(rejections_text(summary))}.")
         if summary["goodput"]:
             console.print(f"[bold]{escape(name)}[/bold]: goodput {escape(goodput_text(summary['goodput']))}.")
-    if any(s["oom"] is not None for s in summaries.values()):
-        console.print("Latencies of a policy that died cover only what it lived through.", style="dim")
+    if any(ended_early(s) for s in summaries.values()):
+        console.print("Latencies of a policy that ended early cover only what it lived through.", style="dim")
     console.print(
         f"{traffic} Sizes, tokens and causes follow exactly from traffic, memory plan and order of events; the plan's "
         "activation and runtime bytes, and all times, are estimates "
@@ -148,6 +152,8 @@ def print_run(console: Console, name: str, summary: Summary, wall_s: float) -> N
         console.print(escape(oom_in_words(summary["oom"])))
         if log := server_log(summary["oom"]):
             console.print(escape(log))
+    if summary.get("standstill"):
+        console.print(escape(standstill_in_words(summary)))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
@@ -256,7 +262,9 @@ def _run_lines(s: Summary) -> list[tuple[str, str]]:
             + (f" ({rejections_text(s)})" if rejected else "")
             + f", {s['requests_failed']:,} failed, {s['requests_unfinished']:,} unfinished",
         ),
+        *([("", text)] if (text := unfinished_text(s)) else []),
         ("preemptions", f"{s['preemptions']:,}"),
+        *([("recomputed tokens", recomputed_text(s))] if s["recomputed_tokens"] else []),
         *([("dropped tokens", dropped_text(s))] if s["dropped_tokens"] else []),
         *([("prefix cache", _prefix_text(s["prefix_cache"]))] if s["prefix_cache"] else []),
         (

@@ -392,6 +392,7 @@ def test_a_scheduler_that_plans_nothing_is_a_deadlock_not_an_endless_loop(monkey
         (0, "failed", "deadlock", 70 * MS),
         (1, "failed", "deadlock", 70 * MS),
     ]
+    pool_bytes = result.timeline["kv_pool_free"].iloc[0]
     assert result.summary["standstill"] == {
         "kind": "deadlock",
         "time_s": 0.07,
@@ -400,6 +401,8 @@ def test_a_scheduler_that_plans_nothing_is_a_deadlock_not_an_endless_loop(monkey
         "num_requests": 2,
         "requests": [0, 1],
         "tokens": 20,
+        "kv_bytes": 20 * 512 * 1024,
+        "kv_pool_bytes": pool_bytes,
     }
 
 
