@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
+from hbmtwin.allocators.decode_group import DecodeGroup
 from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixStats
 from hbmtwin.allocators.records import (
     AllocatorUsage,
@@ -301,6 +302,17 @@ class KVPolicy(Protocol):
 
     def check(self) -> None:
         """Assert all invariants, the books against the walk among them. O(blocks)."""
+        ...
+
+
+@runtime_checkable
+class ReservesTogether(Protocol):
+    """A KV policy that gives a whole group of decoding sequences room at once; its ``horizon`` and ``advance`` take the
+    group for a list. It does not read the counts of members, which lag behind."""
+
+    def reserve_together(self, group: DecodeGroup) -> bool:
+        """Same as ``reserve(s, 1)`` for each of *group* in its order, if all of them are granted; else False, and
+        nothing is taken."""
         ...
 
 

@@ -9,29 +9,35 @@
     D  | 1 1 1 1 | 1 1 1 . |   1        2, 6, 10, ...
 
 With prefix caching, blocks that fill up, and get their key, stand in lists of the same kind.
-Making a batch is O(sequences); then :meth:`DecodeBatch.need` is O(block_size), and going on costs what it takes. What
-is known of a batch besides, and kept while the same list is asked for again, is :class:`Batch`, for all block pools.
+Making a batch is O(sequences); then :meth:`DecodeBatch.need` is O(block_size), and going on costs what it takes. One
+more sequence, or one less, is O(log(block_size)). What is known of a batch besides, and kept while the same list or
+group is asked for again, is :class:`Batch`, for all block pools.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
 from hbmtwin.allocators.records import KVSequence
 
 NEVER = 1 << 62
+NOWHERE = -1
+"""The place of a table that is in no batch."""
 
 
 class BlockTable:
     """The blocks of one sequence, how many of them got a key, and its tokens: the target of the last reserve, lookahead
     not included (less the ``lead`` of its batch)."""
 
-    __slots__ = ("blocks", "keyed", "next_key", "promised", "quiet", "tokens")
+    __slots__ = ("blocks", "keyed", "next_key", "place", "promised", "quiet", "sequence", "tokens")
 
-    def __init__(self, next_key: int, promised: int) -> None:
+    def __init__(self, sequence: KVSequence, next_key: int, promised: int) -> None:
+        self.sequence = sequence
+        self.place = NOWHERE
+        """In the batch."""
         self.blocks: list[int] = []
         self.keyed = 0
         self.tokens = 0
@@ -70,15 +76,17 @@ class Batch(Generic[Table]):
 
     __slots__ = ("decoding", "lead", "longest", "step", "tables")
 
-    def __init__(self, decoding: Sequence[KVSequence], tables: Sequence[Table]) -> None:
+    def __init__(self, decoding: Sequence[KVSequence], tables: Iterable[Table]) -> None:
         self.decoding = decoding
-        """The very list that it was made for: as long as nothing else happens, the same list means the same batch."""
-        self.tables = tables
+        """The very list or group that it was made for: as long as nothing else happens, the same one means the same
+        batch."""
+        self.tables = dict(enumerate(tables))
+        """By place: a smaller one is before a larger one in running order."""
         self.step = 0
         """Steps since it was made."""
         self.lead = 0
         """Steps that the tables' ``tokens`` do not know of yet."""
-        self.longest = max([table.tokens for table in tables], default=0)
+        self.longest = self._longest()
         """Tokens of the longest sequence, the lead included."""
 
     def went(self, steps: int) -> None:
@@ -91,14 +99,17 @@ class Batch(Generic[Table]):
         """Tell the tables of the steps that they do not know of. O(sequences), O(1) if there are none."""
         if self.lead:
             lead, self.lead = self.lead, 0
-            for table in self.tables:
+            for table in self.tables.values():
                 table.tokens += lead
+
+    def _longest(self) -> int:
+        return max([table.tokens for table in self.tables.values()], default=-self.lead) + self.lead
 
 
 class DecodeBatch(Batch[Table]):
     """A batch over blocks of one size that nobody gives back, and which get their keys when they are full."""
 
-    __slots__ = ("_fills", "_pending", "_takes", "block_size")
+    __slots__ = ("_fills", "_next_place", "_pending", "_takes", "block_size")
 
     def __init__(
         self,
@@ -111,6 +122,7 @@ class DecodeBatch(Batch[Table]):
         """*num_blocks* and *next_keys* of each table; without the latter no block ever gets a key."""
         super().__init__(decoding, tables)
         self.block_size = block_size
+        self._next_place = len(tables)
         self._takes: dict[int, list[int]] = {}
         """Of each coming step the places of tables that take a block in it."""
         self._fills: dict[int, list[int]] = {}
@@ -125,13 +137,48 @@ class DecodeBatch(Batch[Table]):
             if next_key != NEVER:
                 fills.setdefault(next_key - tables[place].tokens, []).append(place)
         self._pending = list(takes.keys() | fills.keys())
-        """A heap of the steps in which something is due."""
+        """A heap of the steps in which something is due; of some, perhaps, in which nothing is any more."""
         heapify(self._pending)
+
+    def join(self, table: Table, num_blocks: int, next_key: int = NEVER) -> int:
+        """One more sequence, behind all others; returns its place. O(log(block_size))."""
+        place, now = self._next_place, self.step - table.tokens
+        self._next_place += 1
+        self.longest = max(self.longest, table.tokens)
+        table.tokens -= self.lead
+        self.tables[place] = table
+        self._add(self._takes, now + num_blocks * self.block_size + 1, place)
+        if next_key != NEVER:
+            self._add(self._fills, now + next_key, place)
+        return place
+
+    def leave(self, place: int, num_blocks: int, next_key: int = NEVER) -> None:
+        """One less; its table hears of the steps that are over. O(sequences / block_size), and O(sequences) for the
+        longest."""
+        table = self.tables.pop(place)
+        table.tokens += self.lead
+        now = self.step - table.tokens
+        _remove(self._takes, now + num_blocks * self.block_size + 1, place)
+        if next_key != NEVER:
+            _remove(self._fills, now + next_key, place)
+        if table.tokens == self.longest:
+            self.longest = self._longest()
+
+    def _add(self, due: dict[int, list[int]], step: int, place: int) -> None:
+        if step in due:
+            due[step].append(place)
+        else:
+            due[step] = [place]
+            heappush(self._pending, step)
 
     @property
     def takes_always(self) -> bool:
         """Whether each of them takes a block in every step, and no block gets a key. O(1)."""
         return self.block_size == 1 and len(self._takes) == 1 and self.step + 1 in self._takes and not self._fills
+
+    def need_now(self) -> int:
+        """Blocks that the next step takes. O(1)."""
+        return len(self._takes.get(self.step + 1, ()))
 
     def need(self, steps: int) -> int:
         """Blocks that the next *steps* take. O(block_size)."""
@@ -154,6 +201,8 @@ class DecodeBatch(Batch[Table]):
         end = self.step + steps
         while pending and pending[0] <= end:
             step = heappop(pending)
+            if step not in takes and step not in fills:
+                continue  # who was due has left
             again = step + size
             if again not in takes and again not in fills:
                 heappush(pending, again)
@@ -180,3 +229,12 @@ def _moved(due: dict[int, list[int]], step: int, again: int) -> list[int]:
     elif places:
         due[again] = places
     return places
+
+
+def _remove(due: dict[int, list[int]], step: int, place: int) -> None:
+    """Nobody of that place is due in *step* any more."""
+    places = due[step]
+    if len(places) == 1:
+        del due[step]
+    else:
+        places.remove(place)

@@ -105,7 +105,7 @@ class GroupBatch(Batch[Held]):
         if self._takes is None:
             self._takes, first = [], self.before + 1
             for manager, index, groups in self._pool.kinds:
-                away = Counter([manager.next_take(h.tables[index]) - h.tokens for h in self.tables])
+                away = Counter([manager.next_take(h.tables[index]) - h.tokens for h in self.tables.values()])
                 self._takes.append((manager.size, groups, [(first + steps, away[steps]) for steps in sorted(away)]))
         need, now = 0, self.step
         for size, groups, coming in self._takes:
@@ -124,7 +124,7 @@ class GroupBatch(Batch[Held]):
             return limit
         first = self.before + 1
         if self._releases is None:
-            self._releases = [(h.releases - h.tokens + first, place) for place, h in enumerate(self.tables)]
+            self._releases = [(h.releases - h.tokens + first, place) for place, h in self.tables.items()]
             heapify(self._releases)
         step, place = self._releases[0]
         while (now := self.tables[place].releases - self.tables[place].tokens + first) > step:
@@ -135,7 +135,7 @@ class GroupBatch(Batch[Held]):
     def unbent(self, bound: int, limit: int) -> int:
         """How many further steps, at most *limit*, until somebody has *bound* tokens. O(1) amortised."""
         if self._bends is None:
-            self._bends = sorted({bound - h.tokens + self.before for h in self.tables}, reverse=True)
+            self._bends = sorted({bound - h.tokens + self.before for h in self.tables.values()}, reverse=True)
         while self._bends and self._bends[-1] <= self.step:
             self._bends.pop()
         return min(limit, self._bends[-1] - self.step) if self._bends else limit
@@ -165,7 +165,7 @@ class GroupBatch(Batch[Held]):
         """As in any batch; who is at the cap stays there."""
         super().fold()
         if self.longest > self.cap:
-            for h in self.tables:
+            for h in self.tables.values():
                 h.tokens = min(h.tokens, self.cap)
 
 

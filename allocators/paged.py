@@ -23,7 +23,8 @@ from hbmtwin.allocators.admission import Admission
 from hbmtwin.allocators.block_map import Held, block_map, enter
 from hbmtwin.allocators.block_pool import BlockPool
 from hbmtwin.allocators.contract import DeviceAllocator
-from hbmtwin.allocators.decode_batch import NEVER, BlockTable, DecodeBatch
+from hbmtwin.allocators.decode_batch import NEVER, NOWHERE, BlockTable, DecodeBatch
+from hbmtwin.allocators.decode_group import DecodeGroup
 from hbmtwin.allocators.paged_config import PagedConfig
 from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES, PoolPolicy
 from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixCache, PrefixStats
@@ -61,7 +62,9 @@ class PagedPolicy(PoolPolicy):
         self._free = self._pool.free
         self._tables: dict[int, BlockTable] = {}
         self._batch: DecodeBatch[BlockTable] | None = None
-        """Those of the last leap, until anybody reserves or is released."""
+        """Those of the last leap or group, until one of them reserves by itself; from a list, until one is released."""
+        self._stepped = False
+        """Whether the batch took a token each in this step, which :meth:`abort_step` would take back."""
         self._step: dict[int, int] = {}
         """Tokens before this step of each sequence reserved in it; -1 if it was admitted in it."""
         self._took: dict[int, int] = {}
@@ -102,9 +105,9 @@ class PagedPolicy(PoolPolicy):
         they are computed: who is admitted next can share them.
         Raise ValueError for a *hit* that :meth:`lookup` does not promise.
         """
-        if self._batch is not None:
-            self._leave_batch()
         table = self._tables.get(s.id)
+        if table is not None and table.place != NOWHERE:
+            self._leave_batch()
         tokens = s.num_computed_tokens + hit + new
         if table is not None and tokens + lookahead <= table.quiet and not admitting and not hit:
             before = table.tokens
@@ -155,10 +158,27 @@ class PagedPolicy(PoolPolicy):
         table.tokens = tokens
         return Granted(hit) if hit else GRANTED
 
+    def reserve_together(self, group: DecodeGroup) -> bool:
+        """Take the block that one more token needs, for each of a group in its order; False, and nothing, if blocks are
+        short. O(blocks taken * log(block_size)), and O(log(block_size)) for each that joined since the last time."""
+        batch, joined = self._batch, group.joined
+        if batch is None or batch.decoding is not group:
+            batch = self._batch_of(group)
+        else:
+            for s in joined:
+                table = self._tables[s.id]
+                table.place = batch.join(table, len(table.blocks), table.next_key)
+        joined.clear()
+        if batch.need_now() > len(self._free):
+            return False
+        self._stepped = True
+        self._go(batch, 1)
+        return True
+
     def _newcomer(self, s: KVSequence, lookahead: int) -> BlockTable:
         """An empty table for a sequence that has none."""
         next_key = NEVER if self._cache is None else self.config.block_size
-        table = self._tables[s.id] = BlockTable(next_key, self._admission.full_length(s, lookahead))
+        table = self._tables[s.id] = BlockTable(s, next_key, self._admission.full_length(s, lookahead))
         self._admission.promised += table.promised
         self._step[s.id], self._took[s.id] = -1, 0
         return table
@@ -187,6 +207,7 @@ class PagedPolicy(PoolPolicy):
         self._step.clear()
         self._took.clear()
         self._keyed.clear()
+        self._stepped = False
         self._prefixes.end_step()
 
     def abort_step(self) -> None:
@@ -223,7 +244,7 @@ class PagedPolicy(PoolPolicy):
         """The most steps whose blocks are all free now: a block boundary does not end a leap.
 
         O(1) when blocks are plenty, else O(block_size * log(block_size)), and O(sequences) for a list that it has not
-        seen since anybody reserved. ``max_model_len`` is the scheduler's business and not looked at.
+        seen since one of it reserved. ``max_model_len`` is the scheduler's business and not looked at.
         """
         free = len(self._free)
         if len(decoding) * -(-limit // self.config.block_size) <= free:
@@ -243,21 +264,27 @@ class PagedPolicy(PoolPolicy):
         if not k:
             return
         batch = self._batch_of(decoding)
-        if (need := batch.need(k)) > len(self._free):
-            raise ValueError(f"{k} steps need {need} blocks and {len(self._free)} are free: over the horizon")
+        free = len(self._free)
+        if len(batch.tables) * -(-k // self.config.block_size) > free and (need := batch.need(k)) > free:
+            raise ValueError(f"{k} steps need {need} blocks and {free} are free: over the horizon")
         if (longest := batch.longest + k) > self.config.max_model_len:
             raise ValueError(f"{k} steps lead to {longest} tokens, past max_model_len {self.config.max_model_len}")
         self.end_step()
-        cache = self._cache
-        for place, fills in batch.go(k):
+        self._go(batch, k)
+        self._took.clear()
+        self._keyed.clear()
+
+    def _go(self, batch: DecodeBatch[BlockTable], steps: int) -> None:
+        cache, take = self._cache, self._pool.take
+        for place, fills in batch.go(steps):
             table = batch.tables[place]
             if not fills:
-                table.blocks.append(self._pool.take())
+                self._took.setdefault(table.sequence.id, len(table.blocks))
+                table.blocks.append(take())
             elif cache is not None:
-                self._register(cache, table, decoding[place], table.keyed + 1)
+                self._register(cache, table, table.sequence, table.keyed + 1)
             self._changed(table)
-        self._keyed.clear()
-        self._tokens += k * len(decoding)
+        self._tokens += steps * len(batch.tables)
 
     def _batch_of(self, decoding: Sequence[KVSequence]) -> DecodeBatch[BlockTable]:
         """The batch of the last leap if this is its list, else a new one. Raise KeyError for who holds nothing."""
@@ -265,15 +292,23 @@ class PagedPolicy(PoolPolicy):
         if batch is None or batch.decoding is not decoding:
             self._leave_batch()
             tables = [self._tables[s.id] for s in decoding]
+            for place, table in enumerate(tables):
+                table.place = place
             keys = [table.next_key for table in tables] if self._cache is not None else ()
             num_blocks = [len(table.blocks) for table in tables]
             batch = self._batch = DecodeBatch(decoding, tables, num_blocks, self.config.block_size, keys)
         return batch
 
     def _leave_batch(self) -> None:
-        if self._batch is not None:
-            self._batch.fold()
-            self._batch = None
+        batch = self._batch
+        if batch is None:
+            return
+        batch.fold()
+        for table in batch.tables.values():
+            table.place = NOWHERE
+            if self._stepped:
+                self._step.setdefault(table.sequence.id, table.tokens - 1)
+        self._batch, self._stepped = None, False
 
     # -- giving back -------------------------------------------------------------------------------------------------
 
@@ -283,8 +318,12 @@ class PagedPolicy(PoolPolicy):
         With prefix caching those that others share stay, and those without a key go to the head of the queue.
         Raise KeyError for PARK if it holds none.
         """
-        self._leave_batch()
         table = self._tables.pop(s.id, None)
+        if (batch := self._batch) is not None and table is not None and table.place != NOWHERE:
+            if type(batch.decoding) is DecodeGroup:
+                batch.leave(table.place, len(table.blocks), table.next_key)
+            else:
+                self._leave_batch()
         cache = self._cache
         if cache is not None:
             if why is Release.PREEMPT:

@@ -240,15 +240,15 @@ class PagedGroupsPolicy(PoolPolicy):
         longest, batch = self.config.max_model_len, self._batch_of(decoding)
         if capped := batch.longest + k > longest:
             self._leave_batch()
-            batch = GroupBatch(self.pool, decoding, batch.tables, longest)
+            batch = GroupBatch(self.pool, decoding, list(batch.tables.values()), longest)
         if not self._are_plenty(decoding, k) and (fitting := batch.fitting(k)) < k:
             raise ValueError(f"blocks are free for {fitting} of {k} steps: over the horizon")
         self.end_step()
-        before = sum([held.tokens for held in batch.tables]) if capped else 0
+        before = sum([held.tokens for held in batch.tables.values()]) if capped else 0
         batch.go(k)
         if capped:
             batch.fold()
-            self._tokens += sum([held.tokens for held in batch.tables]) - before
+            self._tokens += sum([held.tokens for held in batch.tables.values()]) - before
         else:
             self._tokens += k * len(decoding)
         self.pool.end_step()

@@ -300,7 +300,7 @@ class RadixPolicy(PoolPolicy):
         self._tokens += steps * count
         if batch.takes_always:
             pages = self._take(steps * count)
-            for place, table in enumerate(tables):
+            for place, table in tables.items():
                 table.pages += pages[place::count]
             batch.pass_over(steps)
             return

@@ -8,7 +8,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -32,6 +32,7 @@ from hbmtwin.workloads.records import Request, Source, Status
 
 LAST = EventPriority(2)
 """After every arrival of the same instant: one that comes exactly at a step's end is seen by the next step."""
+NO_WORK = Work()
 
 
 class Progress(NamedTuple):
@@ -115,7 +116,7 @@ class Engine:
         self._live: dict[int, RequestTimes] = {}
         self._pending: dict[int, Request] = {}
         self._next_tick_ns = 0
-        self._composition: Sequence[object] = ()
+        self._composition: object = None
 
     def run(self) -> None:
         """Simulate until the traffic ends or the server dies. Raise WorkloadError from a source that is bad."""
@@ -197,11 +198,11 @@ class Engine:
                     self.recorder.row(start, *before, self.kv)
                 self._exhausted(plan)
                 continue
-            if not plan.scheduled:
+            if not (plan.group or plan.scheduled):
                 # Nothing can be scheduled before somebody arrives; a rejection may have brought the next turn in.
                 stuck = not (plan.preempted or plan.rejected)
                 continue
-            composition = [(s.id, new) for s, new in plan.scheduled]
+            composition = plan.composition
             changed = composition != self._composition
             if changed and before is not None:
                 self.recorder.row(start, *before, self.kv)
@@ -233,27 +234,30 @@ class Engine:
         if steady and self.config.window:
             steady = min(steady, steps_within_window(plan, self.config.window) - 1)
         if steady and self._seen_by_waiting is not None and self.scheduler.num_waiting:
-            steady = self._seen_by_waiting.steps_unseen(plan.decoding, steady)  # who waits may be admitted then
-        k = 1 + (self.kv.horizon(plan.decoding, steady) if steady else 0)
+            steady = self._seen_by_waiting.steps_unseen(plan.decodes, steady)  # who waits may be admitted then
+        k = 1 + (self.kv.horizon(plan.decodes, steady) if steady else 0)
         leap = Leap(self.cost, batch, start + self._work_ns(work), k, changed)
         return leap.cut_at(self.env.peek())
 
     def _finish_leap(self, plan: Plan, leap: Leap, start: int, counts: Counts) -> None:
         now, k, done = int(self.env.now), leap.steps, 1
-        self.recorder.now_ns = now
-        for step, time_ns in leap.rows_within(self._next_tick_ns, self.recorder.interval_ns):
+        recorder, tokens = self.recorder, plan.tokens
+        recorder.now_ns = now
+        for step, time_ns in leap.rows_within(self._next_tick_ns, recorder.interval_ns):
             self._advance(plan, step - done)
             done = step
-            self._row(time_ns, self._slots_after(plan, step), counts)
+            self._row(time_ns, self._slots_after(plan, tokens, step), counts)
         self._advance(plan, k - done)
         self.forward.repeat(k - 1)
-        self.recorder.leap(start, now - start, k, plan.scheduled, plan.preempted, leap.end_of)
-        sampled = chain(plan.scheduled, ((s, 0) for s in plan.forked))
-        for s, new in sampled if k == 1 else ():  # leaps of more than one step hold no first token
-            times = self._live[s.id]
-            if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
-                times.first_token_ns = now
-        full = self._slots_after(plan, k)
+        recorder.leap(
+            start, now - start, k, plan.everyone() if recorder.steps_wanted else (), plan.preempted, leap.end_of
+        )
+        if k == 1:  # leaps of more than one step hold no first token, and groups have theirs
+            for s, new in chain(plan.scheduled, ((s, 0) for s in plan.forked)):
+                times = self._live[s.id]
+                if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
+                    times.first_token_ns = now
+        full = self._slots_after(plan, tokens, k)
         finished = self.scheduler.commit(plan, k)
         if finished:  # both sides of the drop: what they held to the end, and what is left
             self._row(now, full, counts._replace(waiting=self.scheduler.num_waiting))
@@ -270,12 +274,15 @@ class Engine:
 
     def _advance(self, plan: Plan, steps: int) -> None:
         """Bring memory to where *steps* further steps leave it."""
-        self.kv.advance(plan.decoding, steps)
+        if not steps:
+            return
+        self.kv.advance(plan.decodes, steps)
         self.recorder.op_index += self.forward.repeated_operations * steps
 
-    def _slots_after(self, plan: Plan, step: int) -> tuple[int, int]:
-        """Tokens and padding of running sequences at the end of a step that is not committed yet."""
-        computed = sum(new for _, new in plan.scheduled) + (step - 1) * len(plan.decoding)
+    def _slots_after(self, plan: Plan, tokens: int, step: int) -> tuple[int, int]:
+        """Tokens and padding of running sequences at the end of a step that is not committed yet, where the first
+        computes so many *tokens*."""
+        computed = tokens + (step - 1) * len(plan.decodes)
         padding = step * plan.padding_tokens
         return self.scheduler.running_tokens + computed - padding, self.scheduler.padding_tokens + padding
 
@@ -290,20 +297,21 @@ class Engine:
         return Counts(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
-            parked=self.kv.usage().parked_sessions,
+            parked=self.kv.usage().parked_sessions if self.config.keeps_parked else 0,
             preemptions=self.preemptions,
             hit_tokens=self.hit_tokens,
             queried_tokens=self.queried_tokens,
         )
 
     def _take_work(self) -> Work:
-        work = self.kv.take_work()
-        for allocator in self.books.allocators:
-            work = work.plus(allocator.take_work())
-        return work
+        taken = NO_WORK
+        for work in (self.kv.take_work(), *[allocator.take_work() for allocator in self.books.allocators]):
+            if any(work):
+                taken = taken.plus(work)
+        return taken
 
     def _work_ns(self, work: Work) -> int:
-        if work == Work():
+        if work is NO_WORK:
             return 0
         return self.cost.work_ns(
             driver_calls=work.driver_calls,
@@ -401,7 +409,7 @@ class Engine:
             self._watch_for_standstill(None, len(failed.preempted), now)
         for f in failed.finished:
             self._finish(f, now)
-        self._composition = ()
+        self._composition = None
         self._row(now)
 
     def _die(self, facts: OomFacts, torch_message: str = "") -> None:

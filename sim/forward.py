@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, WorkspaceAllocator
+from hbmtwin.allocators.pool_policy import PoolPolicy
 from hbmtwin.allocators.records import Tag, Work
 from hbmtwin.allocators.stats import Counters
 from hbmtwin.kernels.activations import ActivationModel, Instruction
@@ -56,8 +57,9 @@ class Forward:
     def step(self, kv: KVPolicy, batch: BatchShape) -> None:
         """Carry out one step. Raise OutOfMemory; what the step had taken until then stays, until :meth:`abort`."""
         if self.activations == "none":
-            for layer in range(self.num_layers):
-                kv.grow_layer(layer)
+            if not isinstance(kv, PoolPolicy):  # a pool grows in no layer, and this is every step of a run
+                for layer in range(self.num_layers):
+                    kv.grow_layer(layer)
         elif self.activations == "peak":
             assert self._model is not None
             self._before = self.general.counters()

@@ -32,6 +32,7 @@ class GuaranteedNoEvictScheduler(VllmScheduler):
     """
 
     name: ClassVar[str] = "guaranteed_no_evict"
+    makes_groups: ClassVar[bool] = False
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(in_chunks(config))

@@ -72,34 +72,36 @@ class Leap:
 
 def batch_of(plan: Plan, kv: KVPolicy | None = None, window: int = 0) -> BatchShape:
     """The cost model's view of a plan's first step. Of a context only what *kv* keeps is read (None: it keeps all),
-    and in layers with a sliding *window* (0: there are none) only that."""
+    and in layers with a sliding *window* (0: there are none) only that. O(those that are not in the group); with one of
+    both O(sequences)."""
     prefill: list[tuple[int, int]] = []
-    read = longest = window_read = window_growth = 0
-    growth = len(plan.decoding)
-    for s, new in plan.scheduled:
-        context = s.num_computed_tokens
-        decodes = new == 1 and context + 1 == s.num_tokens
-        if kv is not None:
-            if decodes:
-                kept = kv.kept(context + 1)  # the new token among them: in a ring it has overwritten the oldest
-                growth -= kept == kv.kept(context + 2)
-                context = kept - 1
-            else:
-                context = kv.kept(context)
-        longest = max(longest, context + new)
-        if decodes:
-            read += context + 1
-            if window:
-                window_read += min(context + 1, window)
-                window_growth += context + 1 < window
+    count = read = window_read = window_growth = 0
+    scheduled = plan.scheduled
+    if plan.group:
+        if kv is None and not window:
+            count, read = len(plan.group), plan.group.context_tokens + len(plan.group)
         else:
-            prefill.append((new, context))
+            scheduled = plan.everyone()
+    growth = count
+    for s, new in scheduled:
+        context = s.num_computed_tokens
+        if new > 1 or context + 1 < s.num_tokens:
+            prefill.append((new, context if kv is None else kv.kept(context)))
+            continue
+        count, growth = count + 1, growth + 1
+        if kv is not None:
+            kept = kv.kept(context + 1)  # the new token among them: in a ring it has overwritten the oldest
+            growth -= kept == kv.kept(context + 2)
+            context = kept - 1
+        read += context + 1
+        if window:
+            window_read += min(context + 1, window)
+            window_growth += context + 1 < window
     return BatchShape(
         prefill=tuple(prefill),
-        decode_count=len(plan.decoding),
+        decode_count=count,
         kv_read_tokens=read,
         kv_read_growth=growth,
-        longest_context=longest,
         window_read_tokens=window_read,
         window_read_growth=window_growth,
     )
@@ -108,5 +110,6 @@ def batch_of(plan: Plan, kv: KVPolicy | None = None, window: int = 0) -> BatchSh
 def steps_within_window(plan: Plan, window: int) -> int:
     """How many steps of a decoding plan read equally many tokens more each time: none of its sequences begins to fill
     the window in between. O(sequences)."""
-    left = (window - s.num_computed_tokens for s in plan.decoding if s.num_computed_tokens + 1 < window)
+    decodes = (s.num_computed_tokens for s, _ in plan.everyone())
+    left = (window - context for context in decodes if context + 1 < window)
     return min(left, default=2**62)

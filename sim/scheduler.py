@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 from hbmtwin.allocators.contract import KVPolicy
+from hbmtwin.allocators.decode_group import DecodeGroup
 from hbmtwin.allocators.records import KVSequence, Refused, Release
 from hbmtwin.allocators.registry import Registry
 from hbmtwin.workloads.records import Request, output_stream
@@ -64,7 +65,10 @@ class Failed(NamedTuple):
 class Plan:
     """One step: what is computed, in running order, and what changed on the way."""
 
+    group: DecodeGroup | None = None
+    """Those in front that compute exactly their last token, all of them together."""
     scheduled: list[tuple[KVSequence, int]] = field(default_factory=list)
+    """Those behind the group, one by one."""
     decoding: list[KVSequence] = field(default_factory=list)
     """Those of ``scheduled`` that compute exactly their last token."""
     padding_tokens: int = 0
@@ -76,6 +80,34 @@ class Plan:
     rejected: list[tuple[Request, str]] = field(default_factory=list)
     exhausted: tuple[KVSequence, Refused] | None = None
     """A running sequence that cannot go on, and for which nobody was preempted; nothing else is to be computed."""
+
+    @property
+    def decodes(self) -> Sequence[KVSequence]:
+        """All that compute exactly their last token, in running order; the same object as long as it is the same plan
+        or group. O(1) unless there are such in the group and behind it."""
+        if not self.group:
+            return self.decoding
+        return [*self.group, *self.decoding] if self.decoding else self.group
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a step computes. O(scheduled)."""
+        new = sum([new for _, new in self.scheduled])
+        return new + len(self.group) if self.group else new
+
+    @property
+    def composition(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of those that compute one token; of the others with the number of tokens. O(sequences)."""
+        single = self.group.ids() if self.group else []
+        single += [s.id for s, new in self.scheduled if new == 1]
+        return single, [(s.id, new) for s, new in self.scheduled if new > 1]
+
+    def everyone(self) -> list[tuple[KVSequence, int]]:
+        """All that compute in a step, with the number of their tokens, in running order. O(sequences)."""
+        if not self.group:
+            return self.scheduled
+        self.group.fold()
+        return [*((s, 1) for s in self.group), *self.scheduled]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,34 @@
 
     who gives way    fcfs: the last admitted, to the front of the queue
                      priority: the largest (priority, arrival), to where the queue's order puts it
+
+Those in front that only decode are a group, where the KV policy can give it room at once: planning it is one call, and
+counting its steps another. It is broken up whenever one of them may not get its token.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from hbmtwin.allocators.contract import FindsSharedBoundaries, KVPolicy
+from hbmtwin.allocators.contract import FindsSharedBoundaries, KVPolicy, ReservesTogether
+from hbmtwin.allocators.decode_group import DecodeGroup
 from hbmtwin.allocators.records import KVSequence, Refused, Release
 from hbmtwin.sim.aligned_chunks import aligned_chunk
 from hbmtwin.sim.priority_queue import PriorityQueue, order
-from hbmtwin.sim.scheduler import Admitted, Entry, Finished, Plan, QueueScheduler, SchedulerConfig, schedulers
+from hbmtwin.sim.scheduler import (
+    Admitted,
+    Entry,
+    Fail,
+    Failed,
+    Finished,
+    Plan,
+    QueueScheduler,
+    SchedulerConfig,
+    Unfinished,
+    schedulers,
+)
 
 
 @schedulers.register("vllm")
@@ -35,6 +50,8 @@ class VllmScheduler(QueueScheduler):
     """
 
     name: ClassVar[str] = "vllm"
+    makes_groups: ClassVar[bool] = True
+    """Whether its plans may have a group; it is not among ``_running``, which policies on top look into."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -43,11 +60,25 @@ class VllmScheduler(QueueScheduler):
         self._longest_chunk = config.long_prefill_token_threshold or config.max_model_len
         self._boundaries: FindsSharedBoundaries | None = None
         """The policy of the present step, where chunks end at states and it knows boundaries."""
+        self._group = DecodeGroup()
+        self._together: ReservesTogether | None = None
+        """The policy, where it can give a group room at once."""
+        self._kv: KVPolicy | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that were admitted and have not ended."""
+        return len(self._group) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, preempted ones included."""
         return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything runs, waits, or is to be answered."""
+        return bool(self._group) or super().has_work
 
     def _enqueue(self, entry: Entry) -> None:
         self._waiting.append(entry)
@@ -62,6 +93,10 @@ class VllmScheduler(QueueScheduler):
         """Running sequences first, then the queue. O(running + admitted) calls of the policy."""
         plan = Plan(rejected=self._rejected)
         self._rejected = []
+        if kv is not self._kv:
+            self._kv, self._together = kv, None
+            if self.makes_groups and isinstance(kv, ReservesTogether):
+                self._together = kv
         if self.config.state_block_size:
             self._boundaries = kv if isinstance(kv, FindsSharedBoundaries) else None
         budget = self._schedule_running(plan, kv)
@@ -70,10 +105,21 @@ class VllmScheduler(QueueScheduler):
         return plan
 
     def _schedule_running(self, plan: Plan, kv: KVPolicy) -> int:
+        budget = self.config.max_num_batched_tokens
+        if self._group:
+            assert self._together is not None
+            if self._together.reserve_together(self._group):
+                plan.group = self._group
+                budget -= len(self._group)
+            else:
+                self._break_up()
+        return self._schedule_singly(plan, kv, budget)
+
+    def _schedule_singly(self, plan: Plan, kv: KVPolicy, budget: int) -> int:
         running, scheduled, decoding = self._running, plan.scheduled, plan.decoding
         aligned = self.config.state_block_size > 0
         longest_chunk, last = self._longest_chunk, self.config.max_model_len - 1
-        budget = self.config.max_num_batched_tokens
+        others = self.num_running > 1
         index = 0
         while index < len(running) and budget > 0:
             s = running[index].sequence
@@ -89,10 +135,16 @@ class VllmScheduler(QueueScheduler):
             if new <= 0:
                 index += 1  # at the end of the model, or its turn comes when a step has room for a whole block
                 continue
-            while isinstance(refused := kv.reserve(s, new, others_running=len(running) > 1), Refused):
+            while isinstance(refused := kv.reserve(s, new, others_running=others), Refused):
                 if self.config.oom != "preempt":
                     plan.exhausted = (s, refused)
                     return 0
+                if self._by_priority and plan.group is not None:  # anybody may give way, also one of the group
+                    index += len(plan.group)
+                    scheduled[:0] = plan.everyone()[: len(plan.group)]
+                    decoding[:0] = plan.group
+                    plan.group = None
+                    self._break_up()
                 victim = self._preempt(kv).sequence
                 plan.preempted.append(victim)
                 if victim is s:
@@ -100,6 +152,7 @@ class VllmScheduler(QueueScheduler):
                 if self._by_priority and (returned := _take_back(plan, victim)):
                     budget += returned
                     index -= 1  # as in vLLM only for one that was scheduled: behind one passed over, another is as well
+                others = self.num_running > 1
             scheduled.append((s, new))
             if left == 1:
                 decoding.append(s)
@@ -116,24 +169,24 @@ class VllmScheduler(QueueScheduler):
         return super()._preempt(kv)
 
     def _admit(self, plan: Plan, kv: KVPolicy, budget: int) -> None:
-        config, waiting, running = self.config, self._waiting, self._running
-        while waiting and budget > 0 and len(running) < self._most_running:
+        config, waiting, running, grouped = self.config, self._waiting, self._running, len(self._group)
+        while waiting and budget > 0 and grouped + len(running) < self._most_running:
             entry = waiting[0]
             s = entry.sequence
             hit = kv.lookup(s)
             new = min(s.num_tokens - hit, self._longest_chunk)
             if new > budget:
                 if not config.enable_chunked_prefill:
-                    if running or new <= config.max_num_batched_tokens:
+                    if grouped or running or new <= config.max_num_batched_tokens:
                         return
                     self._reject_head(plan, kv, "max_num_batched_tokens")
                     continue
                 new = budget
             if config.state_block_size and not (new := self._chunk(entry, hit, new)):
                 return
-            answer = kv.reserve(s, new, hit=hit, admitting=True, others_running=bool(running))
+            answer = kv.reserve(s, new, hit=hit, admitting=True, others_running=bool(grouped or running))
             if isinstance(answer, Refused):
-                if running:
+                if grouped or running:
                     return  # the head of the queue blocks it, as in vLLM
                 self._reject_head(plan, kv, "kv_capacity")
                 continue
@@ -170,7 +223,7 @@ class VllmScheduler(QueueScheduler):
         """Steps until the first sequence ends; 0 in a step with a prompt, a first token or a preemption."""
         if p.preempted or len(p.decoding) < len(p.scheduled):
             return 0
-        left = len(p.scheduled) and 2**62
+        left = p.group.steps_left - 1 if p.group else len(p.scheduled) and 2**62
         for s in p.decoding:
             entry = self._entries[s.id]
             if s.num_tokens == entry.request.prompt_tokens:
@@ -179,8 +232,11 @@ class VllmScheduler(QueueScheduler):
         return left
 
     def commit(self, p: Plan, k: int) -> list[Finished]:
-        """Count *k* steps; those that sampled their last token leave. O(scheduled)."""
+        """Count *k* steps; those that sampled their last token leave. O(scheduled one by one)."""
         ended: list[Entry] = []
+        if p.group:
+            self._running_tokens += k * len(p.group)
+            ended += [self._entries[s.id] for s in p.group.go(k)]
         for s, new in p.scheduled:
             computed = new + k - 1
             s.num_computed_tokens += computed
@@ -190,7 +246,44 @@ class VllmScheduler(QueueScheduler):
                 entry = self._entries[s.id]
                 if s.num_tokens >= entry.final_tokens:
                     ended.append(entry)
-        return self._finish(ended)
+        finished = self._finish(ended)
+        if self._together is not None and self._running:
+            self._join()
+        return finished
+
+    # -- the group ---------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Take those in that stand in front, have their first token, and all but their last one computed."""
+        group, running, joining = self._group, self._running, 0
+        room = self.config.max_num_batched_tokens - len(group)
+        while joining < len(running) and joining < room:
+            entry = running[joining]
+            s = entry.sequence
+            if s.num_computed_tokens + 1 != s.num_tokens or s.num_tokens == entry.request.prompt_tokens:
+                break
+            group.join(s, entry.final_tokens)
+            joining += 1
+        del running[:joining]
+
+    def _break_up(self) -> None:
+        """Whoever is in the group is planned by itself again, and its counts are right. O(members)."""
+        group, self._group = self._group, DecodeGroup()
+        group.fold()
+        self._running[:0] = [self._entries[s.id] for s in group]
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        """Running requests, then waiting ones."""
+        self._group.fold()
+        for s in self._group:
+            entry = self._entries[s.id]
+            yield Unfinished(entry.request, s, entry.output_tokens)
+        yield from super().unfinished()
+
+    def fail(self, p: Plan, kv: KVPolicy, owner: int, how: Fail) -> Failed:
+        """Undo the plan, and let somebody give way. O(running)."""
+        self._break_up()
+        return super().fail(p, kv, owner, how)
 
 
 def _take_back(plan: Plan, s: KVSequence) -> int:

@@ -38,7 +38,7 @@ class AdmitsAfterPreemption(VllmScheduler):
         """And the queue, with the budget that is left."""
         plan = super().schedule(kv)
         if plan.preempted:
-            self._admit(plan, kv, self.config.max_num_batched_tokens - sum(new for _, new in plan.scheduled))
+            self._admit(plan, kv, self.config.max_num_batched_tokens - plan.tokens)
         return plan
 
 

@@ -50,7 +50,7 @@ class OurScheduler:
         there = [u.sequence for u in self.scheduler.unfinished()]
         running, waiting = there[: self.scheduler.num_running], there[self.scheduler.num_running :]
         return Scheduled(
-            scheduled=tuple((s.id, new) for s, new in plan.scheduled),
+            scheduled=tuple((s.id, new) for s, new in plan.everyone()),
             admitted=tuple((a.sequence.id, a.hit) for a in plan.admitted),
             preempted=tuple(sorted(s.id for s in plan.preempted)),
             rejected=tuple(r.id for r, _ in plan.rejected),
@@ -63,7 +63,7 @@ class OurScheduler:
     def compute(self) -> Computed:
         """As the engine does after a step, which it takes only if something is scheduled."""
         finished = []
-        if self.plan.scheduled:
+        if self.plan.everyone():
             self.memory.end_step()
             finished = self.scheduler.commit(self.plan, 1)
             for ended in finished:

@@ -34,7 +34,7 @@ class StepServer:
         log = [f"-{NAMES[s.id]}" for s in plan.preempted]
         log += [f"!{NAMES[r.id]} {why}" for r, why in plan.rejected]
         log += [f"+{NAMES[a.sequence.id]}" for a in plan.admitted]
-        log += [f"{NAMES[s.id]}:{new}" for s, new in plan.scheduled]
+        log += [f"{NAMES[s.id]}:{new}" for s, new in plan.everyone()]
         if plan.exhausted is not None:
             return " ".join([*log, f"?{NAMES[plan.exhausted[0].id]}"])
         self.kv.end_step()

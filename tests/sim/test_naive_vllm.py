@@ -99,10 +99,10 @@ class Comparison:
         self.kv.end_step()
         k = 1
         if self.draw.random() < 0.5 and (steady := self.ours.steady_steps(plan)):
-            k += self.draw.randint(0, self.kv.horizon(plan.decoding, steady))
-        scheduled = [(s.id, new) for s, new in plan.scheduled]
-        assert plan.decoding == [s for s, new in plan.scheduled if s.num_tokens - s.num_computed_tokens == 1]
-        self.kv.advance(plan.decoding, k - 1)
+            k += self.draw.randint(0, self.kv.horizon(plan.decodes, steady))
+        scheduled = [(s.id, new) for s, new in plan.everyone()]
+        assert list(plan.decodes) == [s for s, new in plan.everyone() if s.num_tokens - s.num_computed_tokens == 1]
+        self.kv.advance(plan.decodes, k - 1)
         for f in self.ours.commit(plan, k):
             self.kv.release(f.sequence, Release.FINISH)
         for step in range(k):
@@ -114,7 +114,7 @@ class Comparison:
         self.counts["steps"] += k
         self.counts["leaps"] += k > 1
         self.counts["preempted"] += len(plan.preempted)
-        self.counts["chunks"] += sum(new > 1 for s, new in plan.scheduled if s.num_computed_tokens < s.num_tokens - 1)
+        self.counts["chunks"] += sum(new > 1 for s, new in plan.everyone() if s.num_computed_tokens < s.num_tokens - 1)
         self.counts["hits"] = self.naive.hits
 
     def compare(self) -> None:
@@ -186,7 +186,7 @@ class AdmitsAfterPreempting(VllmScheduler):
     def schedule(self, kv: KVPolicy) -> Plan:
         plan = super().schedule(kv)
         if plan.preempted:
-            self._admit(plan, kv, self.config.max_num_batched_tokens - sum(new for _, new in plan.scheduled))
+            self._admit(plan, kv, self.config.max_num_batched_tokens - plan.tokens)
         return plan
 
 

@@ -91,7 +91,7 @@ class Server:
         log = [f"-{self.name(s)}" for s in plan.preempted]
         log += [f"!{NAMES[r.id]} {why}" for r, why in plan.rejected]
         log += [f"+{self.name(a.sequence)}" for a in plan.admitted]
-        log += [f"{self.name(s)}{new}" for s, new in plan.scheduled]
+        log += [f"{self.name(s)}{new}" for s, new in plan.everyone()]
         if plan.exhausted is not None:
             log.append(f"?{self.name(plan.exhausted[0])}")
         return log
@@ -99,7 +99,7 @@ class Server:
     def step(self) -> str:
         plan = self.plan()
         log = self.told(plan)
-        assert [s for s, new in plan.scheduled if s.num_computed_tokens + 1 == s.num_tokens] == plan.decoding
+        assert [s for s, new in plan.everyone() if s.num_computed_tokens + 1 == s.num_tokens] == list(plan.decodes)
         if plan.exhausted is None:
             try:
                 self.kv.grow_layer(0)
@@ -279,7 +279,7 @@ def test_those_who_came_with_a_step_that_failed_wait_again_and_nobody_gives_way(
     free = server.kv.usage().pool
     plan = server.plan()
     assert server.told(plan) == ["+C", "+D", "A1", "B1", "C4", "D4"]
-    owner = plan.scheduled[0][0].id
+    owner = plan.everyone()[0][0].id
     assert server.scheduler.fail(plan, server.kv, owner, Fail.PREEMPT) == ([], [], [])
     server.check()
     assert server.scheduler.running_tokens == 16
@@ -294,7 +294,7 @@ def test_preempt_undoes_the_step_and_preempts_the_last_admitted() -> None:
     server.add((4, 2))
     server.scheduler.config = SchedulerConfig(64, max_num_batched_tokens=3)  # no room for newcomers in this step
     plan = server.plan()
-    failed = server.scheduler.fail(plan, server.kv, plan.scheduled[0][0].id, Fail.PREEMPT)
+    failed = server.scheduler.fail(plan, server.kv, plan.everyone()[0][0].id, Fail.PREEMPT)
     server.check()
     assert [(u.request.id, u.output_tokens) for u in failed.preempted] == [(2, 1)]
     assert (failed.rejected, failed.finished) == ([], [])
@@ -529,7 +529,7 @@ def test_a_first_token_is_never_inside_a_leap() -> None:
     """A prompt of one token looks like a decode, but the time of its token is a result."""
     server = Server(blocks=20).add((1, 9))
     plan = server.plan()
-    assert [s.id for s in plan.decoding] == [0]
+    assert [s.id for s in plan.decodes] == [0]
     assert server.scheduler.steady_steps(plan) == 0
 
 
@@ -542,7 +542,7 @@ def test_a_leap_commits_as_many_single_steps_do() -> None:
     k = 1 + many.scheduler.steady_steps(plan)
     assert k == 5
     many.kv.end_step()
-    many.kv.advance(plan.decoding, k - 1)
+    many.kv.advance(plan.decodes, k - 1)
     for f in many.scheduler.commit(plan, k):
         many.kv.release(f.sequence, Release.FINISH)
     many.check()
@@ -656,10 +656,10 @@ def compare(seed: int, steps: int, scheduler: type[VllmScheduler] = VllmSchedule
         kv.end_step()
         k = 1
         if draw.random() < 0.5 and (steady := ours.steady_steps(plan)):
-            k += draw.randint(0, kv.horizon(plan.decoding, steady))
-        scheduled = [(s.session, new) for s, new in plan.scheduled]
+            k += draw.randint(0, kv.horizon(plan.decodes, steady))
+        scheduled = [(s.session, new) for s, new in plan.everyone()]
         preempted = [s.session for s in plan.preempted]
-        kv.advance(plan.decoding, k - 1)
+        kv.advance(plan.decodes, k - 1)
         for f in ours.commit(plan, k):
             kv.release(f.sequence, Release.FINISH)
         expected = [naive.step() for _ in range(k)]
@@ -705,7 +705,7 @@ class AdmitsAfterPreempting(VllmScheduler):
     def schedule(self, kv: PagedPolicy) -> Plan:
         plan = super().schedule(kv)
         if plan.preempted:
-            budget = self.config.max_num_batched_tokens - sum(new for _, new in plan.scheduled)
+            budget = self.config.max_num_batched_tokens - plan.tokens
             self._admit(plan, kv, budget)
         return plan
 

@@ -1,0 +1,105 @@
+"""Running sequences that do nothing but decode, planned together: a step, or a leap of them, touches none of them.
+
+::
+
+    running     | A  B  C  D | E  F       A to D decode; E computes its prompt, so F behind it is planned by itself
+    group         A  B  C  D              in running order; newcomers join at its end, anybody may leave
+    counts        a member's num_tokens = what stands in it + lead
+
+Only the front of the running sequences can be a group: blocks go out in running order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from typing import overload
+
+from hbmtwin.allocators.records import KVSequence
+
+
+class DecodeGroup(Sequence[KVSequence]):
+    """Sequences that compute one token each in every step, as one object for as long as the scheduler keeps them.
+
+    **A member's own counts are short by** :attr:`lead`, until it leaves or :meth:`fold` tells all of them.
+    Joining and leaving are O(log members), a step or a leap is O(1).
+    """
+
+    __slots__ = ("_ends", "_members", "_steps", "context_tokens", "joined", "lead")
+
+    def __init__(self) -> None:
+        self._members: dict[int, KVSequence] = {}
+        """By id, in running order."""
+        self.joined: list[KVSequence] = []
+        """Who joined since the KV policy looked; it takes them out as it looks."""
+        self.context_tokens = 0
+        """Computed tokens of all members."""
+        self.lead = 0
+        """Steps that the members' own counts do not know of."""
+        self._steps = 0
+        self._ends: list[tuple[int, int]] = []
+        """A heap of (step after which it has its last token, id)."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[KVSequence]:
+        return iter(self._members.values())
+
+    @overload
+    def __getitem__(self, index: int) -> KVSequence: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[KVSequence]: ...
+
+    def __getitem__(self, index: int | slice) -> KVSequence | Sequence[KVSequence]:
+        return list(self._members.values())[index]
+
+    def ids(self) -> list[int]:
+        """Of all members, in running order. O(members)."""
+        return list(self._members)
+
+    @property
+    def steps_left(self) -> int:
+        """Steps after which the first of them has its last token. Raise IndexError if there is nobody. O(1)."""
+        return self._ends[0][0] - self._steps
+
+    def join(self, s: KVSequence, final_tokens: int) -> None:
+        """Take one in at the end that has all but its last token computed, and will have *final_tokens*."""
+        self._members[s.id] = s
+        self.joined.append(s)
+        self.context_tokens += s.num_computed_tokens
+        heappush(self._ends, (self._steps + final_tokens - s.num_tokens, s.id))
+        s.num_tokens -= self.lead
+        s.num_computed_tokens -= self.lead
+
+    def go(self, steps: int) -> list[KVSequence]:
+        """Each computes and samples *steps* tokens; those that have their last one then leave, in running order.
+
+        *steps* is at most :attr:`steps_left`. O(1), and O(log members) for each that leaves.
+        """
+        self.lead += steps
+        self._steps += steps
+        self.context_tokens += steps * len(self._members)
+        ends, ended = self._ends, []
+        while ends and ends[0][0] <= self._steps:
+            ended.append(heappop(ends)[1])
+        if len(ended) > 1:  # ids are no order of running
+            gone = set(ended)
+            ended = [id for id in self._members if id in gone]
+        return [self._leave(id) for id in ended]
+
+    def _leave(self, id: int) -> KVSequence:
+        s = self._members.pop(id)
+        s.num_tokens += self.lead
+        s.num_computed_tokens += self.lead
+        self.context_tokens -= s.num_computed_tokens
+        return s
+
+    def fold(self) -> None:
+        """Tell the members of the steps that their counts do not know of. O(members), O(1) if there are none."""
+        if self.lead:
+            lead, self.lead = self.lead, 0
+            for s in self._members.values():
+                s.num_tokens += lead
+                s.num_computed_tokens += lead
