@@ -120,6 +120,6 @@ def deadlock(unfinished: Iterable[Unfinished], now_ns: int) -> Standstill:
 
 def _samples(plan: Plan) -> bool:
     """Whether somebody gets a token by a step. O(1) if somebody decodes, as a rule."""
-    return bool(plan.decoding or plan.forked) or any(
+    return bool(plan.decodes or plan.forked) or any(
         s.num_computed_tokens + new >= s.num_tokens for s, new in plan.scheduled
     )

@@ -129,7 +129,7 @@ def mixed_steps() -> tuple[int, int]:
     scheduler.schedule = noted
     twin.run(step_mode=True)
     with_prompts = [p for p in plans if p.admitted]
-    return sum(len(p.scheduled) != len(p.admitted) for p in with_prompts), len(with_prompts)
+    return sum(len(p.everyone()) != len(p.admitted) for p in with_prompts), len(with_prompts)
 
 
 def test_no_step_has_prompts_and_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
