@@ -1,10 +1,11 @@
 """How many bytes the weights of a dense decoder take on one tensor-parallel rank.
 
 Split as vLLM splits: attention heads, the MLP and the vocabulary over ranks; norms, and the down projections of
-latent attention (MLA), on every rank; KV heads replicated where there are fewer than ranks; the vocabulary padded to
-64. Mamba-2 layers are split by heads, a single group of B and C replicated. Bias vectors of projections and per-head
-norms, below 0.1 % of any model here, are left out. A pipeline stage (:mod:`hbmtwin.kernels.stages`) has its layers, and
-of the ends what is on it; a head that is tied to the embedding has that table on the last stage too.
+latent attention (MLA), on every rank; KV heads replicated where there are fewer than ranks. The vocabulary is padded to
+64, and must divide like the heads (vLLM asserts it), so that the ranks of a stage are alike. Mamba-2 layers are split
+by heads, a single group of B and C replicated. Bias vectors of projections and per-head norms, below 0.1 % of any model
+here, are left out. A pipeline stage (:mod:`hbmtwin.kernels.stages`) has its layers, and of the ends what is on it; a
+head that is tied to the embedding has that table on the last stage too.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ DECAY_BYTES = 4
 
 
 def can_split(model: ModelShape, tensor_parallel_size: int) -> bool:
-    """Whether heads and MLP divide over so many ranks; KV heads may also be replicated evenly."""
+    """Whether heads, MLP and padded vocabulary divide over so many ranks, which makes them alike; KV heads may also be
+    replicated evenly."""
     tp, heads = tensor_parallel_size, model.num_kv_heads
-    if tp < 1 or model.num_attention_heads % tp or model.intermediate_size % tp:
+    if tp < 1 or model.num_attention_heads % tp or model.intermediate_size % tp or _padded_vocabulary(model) % tp:
         return False
     if model.mamba is not None and not model.mamba.can_split(tp):
         return False
@@ -36,7 +38,8 @@ def check_tensor_parallel(model: ModelShape, tensor_parallel_size: int) -> None:
         raise ValueError(
             f"{model.name} cannot be split over tensor_parallel_size {tensor_parallel_size}: "
             f"{model.num_attention_heads} attention heads, {model.num_kv_heads} KV heads{_mamba_sizes(model)} and "
-            f"intermediate_size {model.intermediate_size} must divide; possible sizes are {', '.join(possible)}"
+            f"intermediate_size {model.intermediate_size} must divide, and the vocabulary padded to "
+            f"{_padded_vocabulary(model)}; possible sizes are {', '.join(possible)}"
         )
 
 
@@ -47,10 +50,13 @@ def _mamba_sizes(model: ModelShape) -> str:
     return f", {model.mamba.n_heads} Mamba heads{groups}"
 
 
+def _padded_vocabulary(model: ModelShape) -> int:
+    return -(-model.vocab_size // VOCABULARY_PADDING) * VOCABULARY_PADDING
+
+
 def embedding_bytes(model: ModelShape, tensor_parallel_size: int = 1) -> int:
     """The embedding table of one rank; an untied head has the same size."""
-    padded = -(-model.vocab_size // VOCABULARY_PADDING) * VOCABULARY_PADDING
-    return -(-padded // tensor_parallel_size) * model.hidden_size * model.dtype_bytes
+    return -(-_padded_vocabulary(model) // tensor_parallel_size) * model.hidden_size * model.dtype_bytes
 
 
 def layer_tensors(

@@ -60,7 +60,11 @@ def test_the_layout_names_every_folder_and_no_other() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("index", "metrics", "policies", "workloads"))],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{name}.md" for name in ("index", "metrics", "policies", "ranks", "workloads")),
+    ],
 )
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

@@ -96,3 +96,33 @@ def test_no_color_takes_the_colours_and_leaves_bold(
     assert styles() == {"0", "1", "2", "31"}
     monkeypatch.setenv("NO_COLOR", "1")
     assert styles() == {"0", "1", "2"}
+
+
+def test_a_run_of_a_pipeline_shows_its_stages(shell: Shell) -> None:
+    pipeline = ["--set", "engine.pipeline_parallel_size=2", "--set", "workload.num_prompts=4"]
+    answer = shell("run", *pipeline, "--set", "engine.layer_partition=[20,12]")
+    assert answer.code == 0
+    header, _, first, second = (line.split() for line in answer.out.splitlines()[-7:-3])
+    assert header[:2] == ["stage", "layers"]
+    assert first[:5] == ["0,", "decides", "0", "to", "19"]
+    assert second[:4] == ["1", "20", "to", "31"]
+    assert float(first[-1]) == 0
+    assert float(second[-1]) > 1
+    assert int(first[-2].replace(",", "")) < int(second[-2].replace(",", ""))
+    stages = json.loads(shell("run", *pipeline, "--json").out)["stages"]
+    assert [stage["num_layers"] for stage in stages] == [16, 16]
+    assert "\nstage" not in shell("run", *pipeline[2:]).out
+
+
+def test_a_pipeline_that_does_not_fit_has_a_column_for_each_stage(shell: Shell) -> None:
+    answer = shell("run", "--set", "model.name=llama-2-70b", "--set", "engine.pipeline_parallel_size=3")
+    assert answer.code == 3
+    lines = answer.err.splitlines()
+    assert "stage 0 of 3: no memory is left for KV" in lines[0]
+    table = {line[:18].strip(): line[18:].split() for line in lines[2:]}
+    assert lines[1].split() == ["stage", "0", "stage", "1", "stage", "2", "(GiB)"]
+    assert table["weights"] == ["43.52", "43.03", "41.93"]
+    assert table["sum: the device"] == ["29.50"] * 3
+    for place in range(3):
+        parts = [float(row[place]) for item, row in table.items() if not item.startswith("sum")]
+        assert sum(parts) == pytest.approx(29.50, abs=0.05)

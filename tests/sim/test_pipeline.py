@@ -189,6 +189,10 @@ def test_ranks_of_one_stage_are_alike_or_refused() -> None:
     odd_vocabulary = replace(LLAMA_70B, vocab_size=32_001)  # padded to 32,064: 8 ranks have 4,008 rows each
     assert embedding_bytes(odd_vocabulary, 8) == 4_008 * 8192 * 2
     assert budget(odd_vocabulary, tensor_parallel_size=8).stages == ()
+    by_five = replace(LLAMA_70B, num_attention_heads=40, num_kv_heads=40, intermediate_size=28_680)
+    assert budget(by_five, tensor_parallel_size=5).stages == ()
+    with pytest.raises(ValueError, match="and the vocabulary padded to 32064; possible sizes are"):
+        budget(replace(by_five, vocab_size=32_001), tensor_parallel_size=5)
 
 
 def test_a_stage_that_does_not_start_is_named_though_another_has_fewer_blocks() -> None:
