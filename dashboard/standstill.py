@@ -22,8 +22,8 @@ def standstill_in_words(summary: Summary) -> str:
     fitting = max(1, found["num_requests"] * pool // max(need, pool + 1))
     return (
         f"Live-lock from {found['since_s']:,.3f} s: {who} give way to one another, {found['preemptions']:,} times by "
-        f"{found['time_s']:,.3f} s, are computed again, and none gets another token: the same state came back time after "
-        f"time. Their {found['tokens']:,} tokens take {bytes_text(need)} of KV, and there are {bytes_text(pool)}. "
+        f"{found['time_s']:,.3f} s, are computed again, and none gets another token: the same state came again and "
+        f"again. Their {found['tokens']:,} tokens take {bytes_text(need)} of KV, and there are {bytes_text(pool)}. "
         f"Cure: scheduler.policy = 'vllm', which always lets one go on; scheduler.max_num_seqs = {fitting}; "
         "memory.admission = 'reserve' where the KV policy has it; or more memory (engine.gpu_memory_utilization)."
     )

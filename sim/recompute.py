@@ -1,4 +1,4 @@
-"""Work that preemptions undid: tokens that were computed, and those of them that had been computed before.
+"""Work that preemptions undid: tokens that were computed, and those of them that a request had had before.
 
 ::
 
@@ -8,7 +8,9 @@
     3  admitted with hit 0, ended         0 .. 1,200                           0: 1,016 of 1,200 are computed again
 
     computed_tokens    1,000 + 120 + 1,200 = 2,320
-    recomputed_tokens  104 + 1,016 = 1,120: what it lost and did not find, counted when it comes back
+    recomputed_tokens  104 + 1,016 = 1,120
+
+What a request has had and does not find is counted when it comes back, and taken back if it does not get there again.
 
 A server *thrashes* in a minute in which at least half of what it computed had been computed before, for ten requests
 that came back or more: it still gets on, but the better part of its time goes into undoing preemptions. A live-lock
@@ -19,6 +21,7 @@ Each verb is O(1), and none is called for a step or a token.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hbmtwin.allocators.records import KVSequence
@@ -36,6 +39,8 @@ class RecomputeCounter:
 
     def __init__(self) -> None:
         self.recomputed_tokens = 0
+        self._reached: dict[int, int] = {}
+        """By id: the most tokens that a request had in memory, once it was preempted and until it ends."""
         self._gone = 0
         """Computed tokens of sequences that do not run any more, less those that running ones found in memory."""
         self._counted = -1
@@ -50,7 +55,7 @@ class RecomputeCounter:
     def admitted(self, s: KVSequence, hit: int, now_ns: int, running_tokens: int) -> None:
         """A sequence begins to run with *hit* tokens found; one that was preempted computes anew what it lost."""
         self._gone -= hit
-        if (again := s.lost_tokens - hit) > 0:
+        if (again := self._reached.get(s.id, 0) - hit) > 0:
             self.recomputed_tokens += again
             window = self._window(now_ns, running_tokens)
             window[1] += again
@@ -58,15 +63,25 @@ class RecomputeCounter:
 
     def preempted(self, s: KVSequence, now_ns: int, running_tokens: int) -> None:
         """A sequence lost its KV; one that was swapped out did not."""
-        if not s.num_computed_tokens:
-            self._gone += s.lost_tokens
-            self._window(now_ns, running_tokens)
+        if s.num_computed_tokens:
+            return
+        self._gone += s.lost_tokens
+        self._take_back(s.id, s.lost_tokens, self._window(now_ns, running_tokens))
+        self._reached[s.id] = max(self._reached.get(s.id, 0), s.lost_tokens)
 
     def ended(self, s: KVSequence, most_tokens: int, now_ns: int, running_tokens: int) -> None:
         """A sequence that ran is done, or gives up, with *most_tokens* of its own at most."""
-        self._gone += min(s.num_computed_tokens, most_tokens)
+        computed = min(s.num_computed_tokens, most_tokens)
+        self._gone += computed
         if self._counted >= 0:
-            self._window(now_ns, running_tokens)
+            self._take_back(s.id, computed, self._window(now_ns, running_tokens))
+            self._reached.pop(s.id, None)
+
+    def _take_back(self, id: int, computed: int, window: list[int]) -> None:
+        """Of one that leaves before it is back where it was, what it has not computed again."""
+        if (missing := self._reached.get(id, 0) - computed) > 0:
+            self.recomputed_tokens -= missing
+            window[1] -= missing
 
     def _window(self, now_ns: int, running_tokens: int) -> list[int]:
         """The window of this moment, with all in it that was computed since the last one of the same kind."""
@@ -77,13 +92,18 @@ class RecomputeCounter:
         self._counted = max(self._counted, computed)
         return window
 
-    def summary(self, running_tokens: int) -> dict[str, Any]:
-        """Keys of the summary: tokens computed and recomputed, their share, and the minutes of thrashing."""
-        computed = self.computed_tokens(running_tokens)
+    def summary(self, running_tokens: int, unfinished: Iterable[KVSequence] = ()) -> dict[str, Any]:
+        """Keys of the summary: tokens computed and recomputed, their share, and the minutes of thrashing.
+
+        *unfinished* are those that the end of the run cut off.
+        """
+        running = (s for s in unfinished if s.num_computed_tokens)
+        missing = sum(max(0, self._reached.get(s.id, 0) - s.num_computed_tokens) for s in running)
+        computed, again = self.computed_tokens(running_tokens), self.recomputed_tokens - missing
         return {
             "computed_tokens": computed,
-            "recomputed_tokens": self.recomputed_tokens,
-            "recomputed_share": min(1.0, self.recomputed_tokens / computed) if computed else None,
+            "recomputed_tokens": again,
+            "recomputed_share": again / computed if computed else None,
             "thrashing": self._thrashing(),
         }
 

@@ -413,7 +413,9 @@ class Twin:
                 **counts,
                 "unfinished_because": unfinished_because(requests, self.source.total_requests),
                 "preemptions": engine.preemptions,
-                **engine.recompute.summary(self.scheduler.running_tokens),
+                **engine.recompute.summary(
+                    self.scheduler.running_tokens, (u.sequence for u in self.scheduler.unfinished())
+                ),
                 "standstill": self._standstill(engine),
                 **summary.dropped(requests),
                 "prefix_cache": self._prefix_cache(),

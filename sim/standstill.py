@@ -100,7 +100,7 @@ class LiveLockWatch:
             time_ns=now_ns,
             since_ns=self._since_ns,
             preemptions=self._preemptions,
-            requests=tuple(tokens),
+            requests=tuple(sorted(tokens)),
             tokens=sum(tokens.values()),
         )
 

@@ -102,8 +102,8 @@ class Conversations:
     ) -> Request:
         if arrival_ns > _LAST_NS:
             raise WorkloadError(
-                f"turn {turn} of session {session} would be sent {arrival_ns / 1e9:,.0f} s after the start, that is over "
-                "146 years: shorten session.think_time_s, or take fewer workload.num_prompts"
+                f"turn {turn} of session {session} would be sent {arrival_ns / 1e9:,.0f} s after the start, that is "
+                "over 146 years: shorten session.think_time_s, or take fewer workload.num_prompts"
             )
         max_tokens = output if self.max_tokens is None else self.max_tokens
         return Request(
