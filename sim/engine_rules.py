@@ -81,7 +81,7 @@ VLLM = EngineRules(
     sources={
         "activations": "fit to 30 boot logs of vLLM, 1.2 % mean error (confidence H for dense models)",
         "non_torch": "growth in profiling, boot logs of vLLM 0.19 on H100, llm-d-planner d3121e05 (H)",
-        "late": "none counted: vLLM's communicators come before profiling; for torch's, which sends, no figure was found",
+        "late": "none counted: vLLM's communicators come before profiling; torch's, which sends, has no known figure",
         "graphs": "0.30 GiB + 0.17 MiB x graphs x layers, boot logs of vLLM 0.19 (H)",
     },
 )
