@@ -18,6 +18,7 @@ drawn together: a draw that is refused is a bug of this file, and :mod:`tests.si
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol
 
 import pandas as pd
@@ -63,18 +64,31 @@ def legal_keys(pick: Pick) -> Keys:
 
 @st.composite
 def legal_scenarios(draw: st.DrawFn) -> Scenario:
-    """Scenarios of :func:`legal_keys`."""
+    """Scenarios of :func:`legal_keys`, drawn by Hypothesis."""
     return Scenario.of(legal_keys(lambda *values: draw(st.sampled_from(values))))
 
 
+def numbered(seed: int, **given: str) -> Keys:
+    """The keys of one fixed scenario; *given*: its ``kind``, or ``scheduler``, where it is to have that one."""
+    random = Random(seed)
+
+    def pick(*values: Any) -> Any:
+        wanted = [value for value in values if value in given.values()]
+        return random.choice(wanted or values)
+
+    return legal_keys(pick)
+
+
 def _machine(pick: Pick) -> Keys:
-    general = pick("caching", "caching", "direct")
+    general, stages = pick("caching", "caching", "direct"), pick(1, 1, 1, 2)
     return {
         "model.name": str(TINY / "plain.json"),
-        "device.name": pick("a100-80gb", "ascend-910b4"),
+        "device.name": pick("a100-80gb", "a100-80gb", "ascend-910b4"),
         "device.memory_bytes": pick(None, 16 << 30),
         "device.other_tenant_bytes": pick(0, 0, 1 << 30),
         "engine.tensor_parallel_size": pick(1, 1, 1, 2),
+        "engine.pipeline_parallel_size": stages,
+        "engine.layer_partition": pick(None, [1, 2], [2, 1]) if stages == 2 else None,
         "engine.task_queue_enable": pick(1, 0, 2) if general == "caching" else 1,
         "memory.general": general,
         "memory.kv_arena": pick("caching", "caching", "buddy", "bump", "direct", "pooled", "tlsf"),
@@ -108,6 +122,8 @@ def _v0(pick: Pick) -> Keys:
         **_blocks(pick),
         "kv_cache.policy": "paged",
         "kv_cache.version": "v0",
+        "engine.pipeline_parallel_size": 1,  # v0 has a scheduler for each stage
+        "engine.layer_partition": None,
         "kv_cache.watermark": pick(None, None, 0.1, 0.0),
         "kv_cache.swap_space_bytes": pick(4 << 30, 4 << 30, 0, 4 << 20),
         "scheduler.policy": "vllm_v0",
@@ -139,6 +155,8 @@ def _states(pick: Pick) -> Keys:
         "model.name": str(TINY / "states.json"),
         "device.name": "a100-80gb",  # vllm-ascend wants a state to fill a block
         "engine.tensor_parallel_size": 1,
+        "engine.pipeline_parallel_size": 1,  # one of its layers is attention, which no stage may lack
+        "engine.layer_partition": None,
         "kv_cache.policy": "paged",
         "kv_cache.block_size": pick(16, 32),
         "kv_cache.enable_prefix_caching": mode is not None,
@@ -306,7 +324,8 @@ def _pool(pick: Pick, keys: Keys, short: bool) -> Keys:
             blocks += pick(0, 5)
         return roomy | {"kv_cache.options": {"num_blocks": blocks}}
     tokens = int(requests * LONGEST) + 128  # the plan asks for whole blocks, of 128 tokens at most
-    wanted = tokens * twin.token_bytes + pick(0, 8, 40) * (1 << 20)  # rounding of segments and pages
+    rounding = 16 if keys["kv_cache.policy"] == "virtual" else 0  # a page of 2 MiB for each tensor of a sequence
+    wanted = tokens * twin.token_bytes + (rounding + pick(0, 8, 40)) * (1 << 20)
     less = twin.budget.kv_bytes - wanted
     return {"engine.gpu_memory_utilization": 0.5 - less / twin.budget.total_bytes}
 
