@@ -98,8 +98,9 @@ def events_a_request(case: str, requests: int) -> float:
 
 
 def columns_bytes(result: Result) -> int:
-    """Memory of the tables."""
-    return sum(int(frame.memory_usage(deep=True).sum()) for frame in (result.timeline, result.requests))
+    """Memory of the tables; a column of one value has that value only."""
+    columns = [column for frame in (result.timeline, result.requests) for _, column in frame.items()]
+    return sum(0 if column.to_numpy().strides == (0,) else int(column.memory_usage(deep=True)) for column in columns)
 
 
 def measured(case: str, requests: int) -> dict[str, float]:

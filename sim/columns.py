@@ -32,22 +32,22 @@ class Chunk:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._pack = Struct(f"{width}q").pack
-        self._full_bytes = CHUNK_ROWS * width * 8
-        self._rows = bytearray()
+        self.pack = Struct(f"{width}q").pack
+        self.full_bytes = CHUNK_ROWS * width * 8
+        self.packed = bytearray()
 
     def append(self, *row: int) -> bool:
         """Add a row; say whether it is time to take the rows. O(width), in C."""
-        self._rows += self._pack(*row)
-        return len(self._rows) >= self._full_bytes
+        self.packed += self.pack(*row)
+        return len(self.packed) >= self.full_bytes
 
     def columns(self) -> Ints:
         """The rows as they are, one column a line: a copy."""
-        return np.frombuffer(self._rows, dtype=np.int64).reshape(-1, self._width).T.copy()
+        return np.frombuffer(self.packed, dtype=np.int64).reshape(-1, self._width).T.copy()
 
     def clear(self) -> None:
         """Forget them."""
-        self._rows.clear()
+        self.packed.clear()
 
 
 class Column:

@@ -105,7 +105,8 @@ def _requests(requests: pd.DataFrame, pauses: Pauses) -> Iterator[str]:
     busy: list[tuple[int, int]] = []
     lanes = 0
     columns = ("id", "arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
-    told = ("session", "turn", "sample", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions")
+    who = ("session", "turn", "sample", "tenant", "priority")
+    told = (*who, "prompt_tokens", "cached_tokens", "output_tokens", "preemptions")
     for chunk in _chunks(sent):
         values = zip(*(chunk[name].tolist() for name in (*columns, *told, "status", "reason")), strict=True)
         for i, arrival, scheduled, first, end, *rest in values:

@@ -144,7 +144,9 @@ class Recorder:
         if not self._devices or device is not self._devices[-1]:
             self._devices.append(device)
         self.last_row_ns = time_ns
-        if self._rows.append(time_ns, len(self._devices) - 1, tokens, padding, num_running, *usage, *counts):
+        rows = self._rows
+        rows.packed += rows.pack(time_ns, len(self._devices) - 1, tokens, padding, num_running, *usage, *counts)
+        if len(rows.packed) >= rows.full_bytes:
             self.close_rows()
         if time_ns >= self._next_map_ns:
             self.address_map(time_ns, kv)

@@ -20,6 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from hbmtwin.sim.monitor import kv_monitor
+from hbmtwin.sim.recorder import REQUEST_COLUMNS, TIMELINE_COLUMNS
 from hbmtwin.sim.scenario import Scenario
 
 TABLES = ("timeline", "requests", "checkpoints", "steps", "memory_trace", "cache_events")
@@ -28,6 +29,8 @@ SUMMARY_KEYS = (
     *("prefix_cache", "seed", "version"),
 )
 """What reports and exports read of a summary; older releases did not write all of it."""
+COLUMNS = {"timeline": TIMELINE_COLUMNS, "requests": (*REQUEST_COLUMNS, "status", "reason")}
+"""Of tables that every run has."""
 MONITOR_FILE = "kv_monitor.parquet"
 CSV_FILES = tuple(f"{name}.csv" for name in (*TABLES, "kv_monitor"))
 """What an export as CSV writes into a directory of its own."""
@@ -49,7 +52,7 @@ class ResultError(RuntimeError):
 
 @dataclass(frozen=True)
 class Result:
-    """One finished run."""
+    """One finished run. Columns of its tables that have one value throughout may be read-only: copy before writing."""
 
     scenario: Scenario
     summary: dict[str, Any]
@@ -101,6 +104,11 @@ class Result:
                 raise ValueError(
                     f"summary.json lacks {', '.join(missing)}: written by an older release, or damaged; run it again"
                 )
+            for name, columns in COLUMNS.items():
+                if name in frames and (gone := [column for column in columns if column not in frames[name]]):
+                    raise ValueError(
+                        f"{name}.parquet lacks {', '.join(gone)}: written by an older release, or damaged; run it again"
+                    )
             return cls(scenario=scenario, summary=summary, **frames)
         except (OSError, ValueError, TypeError) as error:
             raise ResultError(f"{directory}: not a result directory of hbmtwin: {error}") from None

@@ -191,7 +191,8 @@ def entries(draw: st.DrawFn) -> Entry:
     device: dict[str, Any] = {name: draw(size) for name in (*names, "driver_free")}
     device |= {"total": sum(device.values()) + held_by_kv, "kv": held_by_kv}
     device |= {"token_bytes": token_bytes, "sequence_state_bytes": state_bytes}
-    terms = [(device, name) for name in DeviceTerms._fields] + [(kv, name) for name in KVUsage._fields]
+    terms = [(device, name) for name in DeviceTerms._fields if name != "sequence_state_bytes"]  # -1 has a meaning
+    terms += [(kv, name) for name in KVUsage._fields]
     for where, name in draw(st.lists(st.sampled_from(terms), max_size=2)):
         where[name] += draw(st.sampled_from([-1, 1]))
     return DeviceTerms(**device), tokens, padding, num_running, KVUsage(**kv)

@@ -107,7 +107,8 @@ def test_requests_and_their_states_are_those_of_the_table(pressed: Result) -> No
         event = slices[f"request {row.id}"]
         assert (ns(event), ns(event) + ns(event, "dur")) == (row.arrival_ns, row.end_ns)
         told = {
-            key: getattr(row, key) for key in ("session", "prompt_tokens", "output_tokens", "preemptions", "status")
+            key: getattr(row, key)
+            for key in ("session", "tenant", "priority", "prompt_tokens", "output_tokens", "preemptions", "status")
         }
         assert told.items() <= event["args"].items()
     ran = r[r["scheduled_ns"] >= 0]

@@ -226,6 +226,17 @@ def test_a_result_of_an_older_release_says_what_it_lacks(result: Result, tmp_pat
         Result.load(tmp_path / "out")
 
 
+@pytest.mark.parametrize(("table", "column"), [("requests", "priority"), ("timeline", "queried_tokens")])
+def test_a_table_of_an_older_release_says_what_it_lacks(
+    table: str, column: str, result: Result, tmp_path: Path
+) -> None:
+    result.save(tmp_path / "out")
+    path = tmp_path / "out" / f"{table}.parquet"
+    pd.read_parquet(path).drop(columns=column).to_parquet(path, index=False)
+    with pytest.raises(ResultError, match=rf"{table}\.parquet lacks {column}: written by an older release"):
+        Result.load(tmp_path / "out")
+
+
 @pytest.mark.parametrize("damage", ["summary.json", "scenario.toml", "timeline.parquet"])
 def test_a_damaged_result_is_named(damage: str, result: Result, tmp_path: Path) -> None:
     result.save(tmp_path / "out")

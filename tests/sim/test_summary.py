@@ -167,6 +167,7 @@ def test_every_column_and_every_number_is_defined() -> None:
     assert {
         *Row._fields,
         *Counts._fields,
+        *REQUEST_COLUMNS,
         *series,
         *memory_means(timeline({"weights": 9}, {"time_ns": 1, "weights": 9}), 1),
     } <= found
