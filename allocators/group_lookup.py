@@ -71,7 +71,7 @@ class GroupLookup:
 
     def _cached(self, keys: Sequence[int], manager: GroupManager, groups: Sequence[int]) -> Cached:
         """Blocks by place for one class: the first that was given the key, in each of its groups."""
-        blocks_of, count = self._cache.blocks_of, self._num_groups
+        block_of, count = self._cache.block_of, self._num_groups
         ratio = manager.size // self._cache.block_size
 
         def cached(index: int) -> tuple[int, ...] | None:
@@ -80,10 +80,10 @@ class GroupLookup:
                 return None
             found = []
             for group in groups:
-                blocks = blocks_of.get(keys[last] * count + group)
-                if blocks is None:
+                block = block_of.get(keys[last] * count + group)
+                if block is None:
                     return None
-                found.append(next(iter(blocks)))
+                found.append(block)
             return tuple(found)
 
         return cached

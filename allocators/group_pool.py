@@ -210,14 +210,14 @@ class GroupPool:
             ratio = manager.size // cache.block_size
             keys = cache.keys.of(s, full * ratio)
             full = min(full, len(keys) // ratio)
-            for place in range(table.keyed, full):
-                block = table.blocks[place]
-                if block == NULL or not manager.keeps_key(place):
-                    continue
-                cache.register(block, keys[(place + 1) * ratio - 1], index)
-                self.keyed.append(block)
-                if manager.group.kind == "mamba":
-                    self.fresh.add(cache.key_of[block])
+            places = [
+                place for place in range(table.keyed, full) if table.blocks[place] != NULL and manager.keeps_key(place)
+            ]
+            blocks = [table.blocks[place] for place in places]
+            cache.register(blocks, [keys[(place + 1) * ratio - 1] for place in places], index)
+            self.keyed += blocks
+            if manager.group.kind == "mamba":
+                self.fresh.update([cache.key_of[block] for block in blocks])
             table.keyed = max(table.keyed, full)
 
     def release(self, held: Held) -> None:

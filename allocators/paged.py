@@ -192,12 +192,13 @@ class PagedPolicy(PoolPolicy):
 
     def _register(self, cache: PrefixCache, table: BlockTable, s: KVSequence, full: int) -> None:
         """Give the first *full* blocks of a table their keys, as far as its spans say what they hold."""
-        keys = cache.keys.of(s, full)
-        for index in range(table.keyed, min(full, len(keys))):
-            block = table.blocks[index]
-            cache.register(block, keys[index])
-            self._keyed.append((table, block))
-            table.keyed = index + 1
+        keyed, keys = table.keyed, cache.keys.of(s, full)
+        given = min(full, len(keys))
+        if given > keyed:
+            blocks = table.blocks[keyed:given]
+            cache.register(blocks, keys[keyed:given])
+            self._keyed += [(table, block) for block in blocks]
+            table.keyed = given
         table.next_key = (full + 1) * self.config.block_size if table.keyed == full else NEVER
 
     # -- a step ------------------------------------------------------------------------------------------------------

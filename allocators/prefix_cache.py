@@ -2,7 +2,8 @@
 
 ::
 
-    key -> blocks     k0: 1        k1: 2, 9     (no de-duplication: a look-up takes the one inserted first)
+    key -> block      k0: 1        k1: 2        (no de-duplication: a look-up takes the one inserted first)
+    key -> twins                   k1: 9        (the others, oldest first)
     block             ref count, key or none
     free queue        blocks of ref 0: | without key (freed last) ... | ... | with key, oldest first ... |
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Literal, NamedTuple
 
 from hbmtwin.allocators.block_keys import NO_KEY, BlockKeys
@@ -79,10 +79,17 @@ class FreeQueue:
         """Unlink one. Raise KeyError if it is not here."""
         del self._blocks[block]
 
+    def remove_all(self, blocks: Iterable[int]) -> None:
+        """Unlink each."""
+        own = self._blocks
+        for block in blocks:
+            del own[block]
+
     def extend(self, blocks: Iterable[int]) -> None:
         """Append each at the tail."""
+        own = self._blocks
         for block in blocks:
-            self._blocks[block] = None
+            own[block] = None
 
     def extendleft(self, blocks: Iterable[int]) -> None:
         """Put each at the head, so that the last one given is first, as a deque does."""
@@ -104,8 +111,13 @@ class PrefixCache:
         self.keys = BlockKeys(block_size)
         self.refs = [0] * num_blocks
         self.key_of = [NO_KEY] * num_blocks
-        """Of each block ``key * num_groups + group``, as in ``blocks_of``."""
-        self.blocks_of: dict[int, dict[int, None]] = {}
+        """Of each block ``key * num_groups + group``, as in ``block_of``."""
+        self.block_of: dict[int, int] = {}
+        """Of each key the block that was given it first."""
+        self._twins: dict[int, list[int]] = {}
+        self._found_for: KVSequence | None = None
+        """Whom the last look-up was for; None once any block has lost its key since."""
+        self._found: list[int] = []
         self.cached = 0
         """Free blocks that carry a key."""
         self.shared = 0
@@ -113,18 +125,24 @@ class PrefixCache:
 
     def find(self, s: KVSequence) -> list[int]:
         """Blocks that hold its prefix, at most ``(num_tokens - 1) // block_size``: the last token is computed anew."""
-        count = max(0, s.num_tokens - 1) // self.block_size
+        self._found = self._find(s)
+        self._found_for = s
+        return self._found
+
+    def _find(self, s: KVSequence) -> list[int]:
         found: list[int] = []
-        for key in islice(self.keys.of(s, count), count):
-            blocks = self.blocks_of.get(key)
-            if blocks is None:
+        block_of, count = self.block_of, max(0, s.num_tokens - 1) // self.block_size
+        for key in self.keys.of(s, count)[:count]:
+            if key not in block_of:
                 break
-            found.append(next(iter(blocks)))
+            found.append(block_of[key])
         return found
 
     def adoptable(self, s: KVSequence, hit: int) -> list[int]:
         """Blocks of its first *hit* tokens. Raise ValueError if they are not there."""
-        found = self.find(s)
+        found = self._found if self._found_for is s else self.find(s)
+        if hit > len(found) * self.block_size:
+            found = self.find(s)
         if hit < 0 or hit % self.block_size or hit > len(found) * self.block_size:
             raise ValueError(
                 f"sequence {s.id} cannot adopt {hit} tokens: {len(found)} blocks of {self.block_size} tokens hold its "
@@ -137,15 +155,15 @@ class PrefixCache:
         refs = self.refs
         return sum([not refs[block] for block in blocks])
 
-    def touch(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Sequence[int]) -> None:
         """One reference more to each; idle ones leave the free queue."""
+        refs = self.refs
+        idle = [block for block in blocks if not refs[block]]
+        self.free.remove_all(idle)
+        self.cached -= len(idle)
+        self.shared += len(blocks) - len(idle)
         for block in blocks:
-            if self.refs[block]:
-                self.shared += 1
-            else:
-                self.free.remove(block)
-                self.cached -= 1
-            self.refs[block] += 1
+            refs[block] += 1
 
     def take(self) -> int:
         """The head of the queue for one sequence; its key is lost, and there is no other eviction."""
@@ -156,27 +174,46 @@ class PrefixCache:
             self.unregister(block)
         return block
 
-    def register(self, block: int, key: int, group: int = 0) -> None:
-        """A full block of a sequence gets its key, behind others that have the same."""
-        carried = key * self.num_groups + group
-        self.key_of[block] = carried
-        self.blocks_of.setdefault(carried, {})[block] = None
-        self.keys.use(key)
+    def register(self, blocks: Sequence[int], keys: Sequence[int], group: int = 0) -> None:
+        """Full blocks of a sequence get their keys, each behind others that have the same."""
+        key_of, block_of, count = self.key_of, self.block_of, self.num_groups
+        for block, key in zip(blocks, keys, strict=True):
+            carried = key * count + group
+            key_of[block] = carried
+            if block_of.setdefault(carried, block) != block:
+                self._twins.setdefault(carried, []).append(block)
+        self.keys.use_all(keys)
         if self.observer is not None:
-            self.observer(CacheEvent("stored", key, self.keys.parent(key), block, group))
+            for block, key in zip(blocks, keys, strict=True):
+                self.observer(CacheEvent("stored", key, self.keys.parent(key), block, group))
 
     def unregister(self, block: int) -> None:
-        """Take a block's key away; who calls sees to ``cached``."""
+        """Take a block's key away; who calls sees to ``cached``. O(blocks with its key)."""
         carried = self.key_of[block]
         self.key_of[block] = NO_KEY
-        blocks = self.blocks_of[carried]
-        del blocks[block]
-        if not blocks:
-            del self.blocks_of[carried]
+        self._found_for = None
+        if carried in self._twins:
+            self._part(block, carried)
+        else:
+            del self.block_of[carried]
         key, group = divmod(carried, self.num_groups)
         if self.observer is not None:
             self.observer(CacheEvent("removed", key, block=block, group=group))
         self.keys.unuse(key)
+
+    def _part(self, block: int, carried: int) -> None:
+        """One of several blocks loses the key that they carry."""
+        twins = self._twins[carried]
+        if self.block_of[carried] == block:
+            self.block_of[carried] = twins.pop(0)
+        else:
+            twins.remove(block)
+        if not twins:
+            del self._twins[carried]
+
+    def carriers(self) -> dict[int, list[int]]:
+        """Of each key, with its group, the blocks that carry it in the order in which they got it. O(keys)."""
+        return {carried: [first, *self._twins.get(carried, ())] for carried, first in self.block_of.items()}
 
     def withdraw(self, block: int) -> None:
         """Take the key of a block away that was promised in a step which is not carried out."""
@@ -192,8 +229,11 @@ class PrefixCache:
         if not self.bare_first:
             self.free.extend(idle)
             return
-        self.free.extend([block for block in idle if self.key_of[block] != NO_KEY])
-        self.free.extendleft([block for block in reversed(idle) if self.key_of[block] == NO_KEY])
+        key_of = self.key_of
+        keyed = [block for block in idle if key_of[block] != NO_KEY]
+        self.free.extend(keyed)
+        if len(keyed) < len(idle):
+            self.free.extendleft([block for block in reversed(idle) if key_of[block] == NO_KEY])
 
     def take_back(self, blocks: Sequence[int]) -> None:
         """Undo a step that gave a sequence these: adopted ones have a key, and are let go last one first; taken ones
@@ -204,14 +244,15 @@ class PrefixCache:
 
     def _unreferred(self, blocks: Sequence[int]) -> list[int]:
         """Drop a reference of each; those that have none left."""
+        refs, key_of = self.refs, self.key_of
         idle = []
         for block in blocks:
-            self.refs[block] -= 1
-            if self.refs[block]:
-                self.shared -= 1
-            else:
+            left = refs[block] - 1
+            refs[block] = left
+            if not left:
                 idle.append(block)
-                self.cached += self.key_of[block] != NO_KEY
+        self.shared -= len(blocks) - len(idle)
+        self.cached += sum([key_of[block] != NO_KEY for block in idle])
         return idle
 
     def clear(self) -> bool:
@@ -241,9 +282,10 @@ class PrefixCache:
         assert counted == self.refs
         free = list(self.free)
         assert sorted(free) == [block for block in range(1, len(self.refs)) if not self.refs[block]]
-        carried = {(key, block) for block, key in enumerate(self.key_of) if key != NO_KEY}
-        assert carried == {(key, block) for key, blocks in self.blocks_of.items() for block in blocks}
-        assert all(self.blocks_of.values())
+        carried = sorted((key, block) for block, key in enumerate(self.key_of) if key != NO_KEY)
+        assert carried == sorted((key, block) for key, blocks in self.carriers().items() for block in blocks)
+        assert all(self._twins.values())
+        assert self._twins.keys() <= self.block_of.keys()
         assert self.cached == sum(self.key_of[block] != NO_KEY for block in free)
         assert self.shared == sum(refs - 1 for refs in self.refs if refs)
         assert not self.refs[0]

@@ -14,22 +14,23 @@ from hbmtwin.allocators.records import Granted, KVSequence, Refused
 class LastTokenToo(PrefixCache):
     """Finds a prompt whole, so that no token is left to compute the answer from."""
 
-    def find(self, s: KVSequence) -> list[int]:
+    def _find(self, s: KVSequence) -> list[int]:
         """Up to all tokens."""
-        found = super().find(s)
+        found = super()._find(s)
         count = s.num_tokens // self.block_size
         keys = self.keys.of(s, count)
-        if len(found) == count - 1 and len(keys) >= count and keys[count - 1] in self.blocks_of:
-            found.append(next(iter(self.blocks_of[keys[count - 1]])))
+        if len(found) == count - 1 and len(keys) >= count and keys[count - 1] in self.block_of:
+            found.append(self.block_of[keys[count - 1]])
         return found
 
 
 class NewestOfEqualKeys(PrefixCache):
     """Of two blocks with one key, takes the one that got it last."""
 
-    def find(self, s: KVSequence) -> list[int]:
+    def _find(self, s: KVSequence) -> list[int]:
         """The last ones inserted."""
-        return [next(reversed(self.blocks_of[self.key_of[block]])) for block in super().find(s)]
+        carriers = self.carriers()
+        return [carriers[self.key_of[block]][-1] for block in super()._find(s)]
 
 
 class IdleHitsAreForNothing(PrefixCache):
@@ -70,10 +71,10 @@ class EvictsTwins(PrefixCache):
         key = self.key_of[block]
         if key != NO_KEY:
             self.cached -= 1
-            others = self.blocks_of[key]
+            others = self.carriers()[key]
             self.unregister(block)
-            if len(others) == 1:
-                (other,) = others
+            if len(others) == 2:
+                (other,) = [twin for twin in others if twin != block]
                 if not self.refs[other]:
                     self.cached -= 1
                 self.unregister(other)

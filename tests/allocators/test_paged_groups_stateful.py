@@ -147,10 +147,11 @@ class TakesTheNewest(PagedGroupsPolicy):
     """Of two blocks with one key the last registered serves."""
 
     def lookup(self, s: KVSequence) -> int:
-        for blocks in self.pool.cache.blocks_of.values():
-            first = next(iter(blocks))
-            if len(blocks) > 1 and first == min(blocks):
-                blocks[first] = blocks.pop(first)
+        cache = self.pool.cache
+        for key, blocks in cache.carriers().items():
+            if len(blocks) > 1 and blocks[0] == min(blocks):
+                first, *others = blocks
+                cache.block_of[key], cache._twins[key] = others[0], [*others[1:], first]
         return super().lookup(s)
 
 
@@ -297,7 +298,7 @@ class Traffic(RuleBasedStateMachine):
         assert policy.usage() == twin.usage()
         assert list(policy.walk()) == list(twin.walk())
         assert [policy.tables(s) for s in decoding] == [twin.tables(s) for s in in_steps]
-        assert policy.pool.cache.blocks_of == twin.pool.cache.blocks_of
+        assert policy.pool.cache.carriers() == twin.pool.cache.carriers()
         assert policy.horizon(decoding, 50) == twin.horizon(in_steps, 50)
         if k < limit and not any(group.kind == "full" for group in self.groups):
             return  # it may have ended where what is kept bends

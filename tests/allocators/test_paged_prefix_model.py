@@ -374,7 +374,7 @@ class Comparison:
             by_key: dict[int, list[int]] = {}
             for key, b in self.naive.keys:
                 by_key.setdefault(key, []).append(b)
-            assert sorted(by_key.values()) == sorted(map(list, self.policy._cache.blocks_of.values()))
+            assert sorted(by_key.values()) == sorted(self.policy._cache.carriers().values())
 
 
 CONFIGS = {
@@ -414,9 +414,9 @@ def test_ids_hits_and_queue_are_those_of_the_naive_model(config: PagedConfig) ->
 
 
 class WithoutTheLastTokenRule(PrefixCache):
-    def find(self, s: KVSequence) -> list[int]:
+    def _find(self, s: KVSequence) -> list[int]:
         s.num_tokens += 1
-        found = super().find(s)
+        found = super()._find(s)
         s.num_tokens -= 1
         return found
 
@@ -432,10 +432,12 @@ class BareBlocksToTheTail(PrefixCache):
 
 
 class NewestOfTwoFirst(PrefixCache):
-    def register(self, block: int, key: int) -> None:
-        super().register(block, key)
-        blocks = self.blocks_of[key]
-        self.blocks_of[key] = {block: None} | blocks
+    def register(self, blocks: Sequence[int], keys: Sequence[int], group: int = 0) -> None:
+        super().register(blocks, keys, group)
+        for block, key in zip(blocks, keys, strict=True):
+            if key in self._twins:
+                first, *others = self.carriers()[key]
+                self.block_of[key], self._twins[key] = block, [first, *others[:-1]]
 
 
 class IdleHitsAreNotCounted(PrefixCache):

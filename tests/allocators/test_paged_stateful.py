@@ -216,8 +216,9 @@ class Server(RuleBasedStateMachine):
         if cache is None:
             return
         carried = [(key, block) for block, key in enumerate(cache.key_of) if key != NO_KEY]
-        assert sorted(carried) == sorted((key, block) for key, blocks in cache.blocks_of.items() for block in blocks)
-        assert all(cache.blocks_of.values())
+        carriers = cache.carriers()
+        assert sorted(carried) == sorted((key, block) for key, blocks in carriers.items() for block in blocks)
+        assert all(carriers.values())
         assert self.policy.usage().cached == self.block_bytes * sum(cache.refs[block] == 0 for _, block in carried)
         for s in self.running:
             full = min(s.num_computed_tokens, s.num_tokens) // self.config.block_size
@@ -267,7 +268,7 @@ class Server(RuleBasedStateMachine):
             "books": usage._replace(cached=0, pool=0),
             "free": (usage.cached, usage.pool),
             "queue": list(policy._free),
-            "keys": policy._cache and {key: list(blocks) for key, blocks in policy._cache.blocks_of.items()},
+            "keys": policy._cache and policy._cache.carriers(),
             "stats": policy.prefix_stats(),
             "promised": policy._admission.promised,
         }
