@@ -8,6 +8,7 @@
     one does not fit          the last started one of those behind it, itself included, is paused: its blocks are free,
                               and the walk ends before it; if there is none, the walk stops
     here                      B does not fit: C is paused, B goes on, and D waits
+    its whole prompt          also where the cache has a part of it: what is found is not subtracted
 
 Who is paused keeps its place by arrival, so it comes back before those that came later, and may pause them; all that
 it had is computed anew (from general knowledge; the rest is ``capacityScheduler.cpp``'s, read and not run). As there,
@@ -40,6 +41,9 @@ class MaxUtilizationScheduler(VllmScheduler):
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(in_chunks(config))
+        self._room = 0
+        """Blocks that were free when the walk began, or came free in it, less what those that fit were counted with:
+        all blocks of a prompt, also those that it finds in the cache."""
         self._owed = 0
         """Blocks of those that fit which the last plan has not taken: the rest of prompts, and who was over budget."""
         self._passed_over = False
@@ -68,7 +72,7 @@ class MaxUtilizationScheduler(VllmScheduler):
         pool = pool_of(kv, self.name)
         plan = Plan(rejected=self._rejected)
         self._rejected = []
-        self._owed, self._passed_over = 0, False
+        self._room, self._owed, self._passed_over = pool.free_blocks, 0, False
         started = {entry.sequence.id for entry in self._running}
         walk = list(self._entries.values())
         place, end, fitting, budget = 0, len(walk), 0, self.config.max_num_batched_tokens
@@ -103,7 +107,8 @@ class MaxUtilizationScheduler(VllmScheduler):
         tokens = s.num_computed_tokens + hit
         runs = s.num_computed_tokens > 0
         whole, held = blocks_of(s.num_tokens, size), blocks_of(s.num_computed_tokens, size)
-        if whole - held > pool.free_blocks - self._owed:
+        needed = whole - held
+        if needed > self._room:
             return -1
         new = min(s.num_tokens - tokens, budget)
         if new:
@@ -119,12 +124,15 @@ class MaxUtilizationScheduler(VllmScheduler):
                 self._running_tokens += hit
                 plan.admitted.append(Admitted(entry.request, s, hit))
             held = blocks_of(tokens + new, size)
+        self._room -= needed
         self._owed += whole - held
         return new
 
     def _pause(self, plan: Plan, pool: PagedPolicy, entry: Entry) -> None:
         self._running.remove(entry)
+        free = pool.free_blocks
         pool.release(entry.sequence, Release.PREEMPT)
+        self._room += pool.free_blocks - free
         entry.sequence.lost_tokens = entry.held_tokens
         self._back_to_queue(entry)
         plan.preempted.append(entry.sequence)
@@ -135,5 +143,6 @@ class MaxUtilizationScheduler(VllmScheduler):
         plan.rejected.append((entry.request, "kv_capacity"))
 
     def steady_steps(self, p: Plan) -> int:
-        """As with continuous batching; 0 where somebody was passed over, or fitted and has not got its blocks."""
-        return 0 if self._passed_over or self._owed else super().steady_steps(p)
+        """As with continuous batching; 0 where somebody was admitted, or passed over, or fitted and has not got its
+        blocks: the next walk counts anew."""
+        return 0 if p.admitted or self._passed_over or self._owed else super().steady_steps(p)

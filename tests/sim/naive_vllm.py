@@ -26,6 +26,8 @@ class Asked:
     prompt: int
     priority: int = 0
     arrival: int = 0
+    most: int = 0
+    """max_tokens: what the server is told of the answer"""
     total: int = 0
     computed: int = 0
     preemptions: int = 0
@@ -172,6 +174,10 @@ class NaiveVllm:
         budget = self.schedule_running(told)
         if not told.preempted:
             self.schedule_waiting(told, budget)
+        return self.done(told)
+
+    def done(self, told: Told) -> Told:
+        """The step has been computed: tokens are there, and who has all of them leaves."""
         for id, new in told.scheduled:
             r = self.asked[id]
             r.computed += new

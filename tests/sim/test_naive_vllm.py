@@ -29,7 +29,13 @@ TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
 class Comparison:
     """Both servers, and the traffic that they get."""
 
-    def __init__(self, rules: Rules, seed: int, scheduler: type[VllmScheduler] = VllmScheduler) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        seed: int,
+        scheduler: type[VllmScheduler] = VllmScheduler,
+        naive: type[NaiveVllm] = NaiveVllm,
+    ) -> None:
         self.rules, self.draw = rules, random.Random(seed)
         arena = PooledAllocator(HbmDriver(1 << 30), PooledConfig(limit_bytes=1 << 30))
         config = PagedConfig(
@@ -50,7 +56,7 @@ class Comparison:
                 scheduling_policy="priority" if rules.by_priority else "fcfs",
             )
         )
-        self.naive = NaiveVllm(rules)
+        self.naive = naive(rules)
         self.prompts: list[tuple[tuple[Span, ...], int]] = []
         self.next_id = 0
         self.counts: Counter[str] = Counter()
@@ -81,7 +87,7 @@ class Comparison:
         self.ours.add(Request(id, id, 0, now, length, output, told, spans, priority=priority), now)
         stream = (output_stream(id, 0), 0, output)
         tokens = [(str(name), start + i) for name, start, count in (*spans, stream) for i in range(count)]
-        self.naive.add(Asked(id, tokens, length, priority, now))
+        self.naive.add(Asked(id, tokens, length, priority, now, told))
 
     def run(self, steps: int) -> Counter[str]:
         now = 0
