@@ -269,6 +269,23 @@ def test_a_byte_that_a_policy_miscounts_once_among_thousands_of_rows_stops_the_r
     assert len(times) == CHUNK_ROWS if at <= CHUNK_ROWS else len(times) > CHUNK_ROWS
 
 
+def test_rows_that_wait_are_told_before_the_error_that_came_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Books.row
+
+    def miscounting(self: Books, *args: int) -> Entry:
+        device, tokens, padding, num_running, kv = row(self, *args)
+        return device, tokens, padding, num_running, kv._replace(cached=kv.cached + 1)
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("the engine ran into it")
+
+    monkeypatch.setattr(Books, "row", miscounting)
+    monkeypatch.setattr(Recorder, "end_request", fails)
+    with pytest.raises(BooksDoNotClose, match=r"^at 0 ns the KV policy counts ") as caught:
+        Twin(Scenario.load(preset="paged", overrides=["workload.num_prompts=1"])).run()
+    assert isinstance(caught.value.__context__, RuntimeError)
+
+
 @pytest.mark.parametrize("preset", ["caching", "pooled", "doubling", "paged"])
 def test_every_row_of_a_run_sums_to_the_capacity(preset: str) -> None:
     scenario = Scenario.load(
