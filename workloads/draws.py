@@ -2,8 +2,8 @@
 
 So no draw depends on who asked before it: traffic is the same under every policy, and changing the model of one
 purpose moves no other. The generator is counter based, SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) used as a hash:
-its finaliser is applied to the key, then to the session, then to the turn. It runs on Python integers, for the one
-draw of a next turn (about 1 us), and on arrays, for many sessions at once (about 20 ns a draw), with the same bits.
+its finaliser is applied to the key, then to the session, then to the turn. It runs on Python integers, for a single
+draw (about 1 us), and on arrays, for many sessions at once (about 20 ns a draw), with the same bits.
 """
 
 from __future__ import annotations

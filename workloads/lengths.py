@@ -37,13 +37,8 @@ class Length(Protocol):
         ...
 
 
-def tokens(length: Length, seed: int, purpose: str, session: int, turn: int) -> int:
-    """Draw one length by its key. O(1)."""
-    return length.at(draws.uniform(seed, purpose, session, turn))
-
-
 def tokens_many(length: Length, seed: int, purpose: str, sessions: IntArray, turn: int) -> IntArray:
-    """:func:`tokens` of many sessions in the same turn, the same numbers. O(sessions)."""
+    """Draw a length for each of many sessions in the same turn, by its key. O(sessions)."""
     return length.at_many(draws.uniforms(seed, purpose, sessions, turn))
 
 

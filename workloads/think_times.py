@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from hbmtwin.workloads import inverse
+from hbmtwin.workloads.draws import FloatArray, IntArray
 from hbmtwin.workloads.lengths import log_sigma
 from hbmtwin.workloads.records import WorkloadError
 from hbmtwin.workloads.tables import Table, naming
@@ -20,6 +23,10 @@ class ThinkTime(Protocol):
 
     def at(self, u: float) -> int:
         """The wait in nanoseconds at quantile *u*, strictly between 0 and 1."""
+        ...
+
+    def at_many(self, u: FloatArray) -> IntArray:
+        """:meth:`at` of each element, exactly."""
         ...
 
 
@@ -36,6 +43,10 @@ class ConstantTime:
         """*seconds*, in nanoseconds."""
         return round(self.seconds * 1e9)
 
+    def at_many(self, u: FloatArray) -> IntArray:
+        """The same for each."""
+        return np.full(u.shape, self.at(0.5), dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class ExponentialTime:
@@ -49,6 +60,10 @@ class ExponentialTime:
     def at(self, u: float) -> int:
         """-mean log u, in nanoseconds."""
         return round(-self.mean_s * inverse.log(u) * 1e9)
+
+    def at_many(self, u: FloatArray) -> IntArray:
+        """The same of each."""
+        return np.rint(-self.mean_s * inverse.logs(u) * 1e9).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +81,11 @@ class LogNormalTime:
     def at(self, u: float) -> int:
         """mean exp(sigma z - sigma^2 / 2), z the normal quantile; in nanoseconds."""
         return round(self.mean_s * inverse.exp(self.sigma * inverse.normal(u) - self.sigma * self.sigma / 2) * 1e9)
+
+    def at_many(self, u: FloatArray) -> IntArray:
+        """The same of each."""
+        x = inverse.exps(self.sigma * inverse.normals(u) - self.sigma * self.sigma / 2)
+        return np.rint(self.mean_s * x * 1e9).astype(np.int64)
 
 
 def think_time_from(spec: object, name: str) -> ThinkTime:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hbmtwin.workloads import Fixed, Length, LogNormal, Quantiles, Uniform, WorkloadError, length_from
-from hbmtwin.workloads.draws import Purpose, uniforms
-from hbmtwin.workloads.lengths import MAX_TOKENS, tokens, tokens_many
+from hbmtwin.workloads.draws import Purpose, uniform, uniforms
+from hbmtwin.workloads.lengths import MAX_TOKENS, tokens_many
 
 LENGTHS = [
     Fixed(7),
@@ -50,7 +50,7 @@ def test_a_higher_quantile_is_never_a_shorter_length(length: Length) -> None:
 def test_a_draw_is_the_quantile_of_its_key() -> None:
     length = LogNormal(1155, 0.9)
     many = tokens_many(length, 5, Purpose.PROMPT_TOKENS, np.arange(50), 2)
-    assert many.tolist() == [tokens(length, 5, Purpose.PROMPT_TOKENS, session, 2) for session in range(50)]
+    assert many.tolist() == [length.at(uniform(5, Purpose.PROMPT_TOKENS, session, 2)) for session in range(50)]
     assert many.tolist() == length.at_many(uniforms(5, "prompt_tokens", np.arange(50), 2)).tolist()
 
 
