@@ -198,7 +198,8 @@ class ContiguousPolicy:
                     self.drop_parked(session)
             return None
         free = left - others_parked
-        return Refused(need, max(0, free), "the running sequences at their full length leave too little")
+        reason = "the running sequences at their full length leave too little"
+        return Refused(need, max(0, free), reason, never=need > limit)
 
     def _bytes_at_full_length(self, s: KVSequence) -> int:
         return self._capacity(s.max_tokens, s.num_tokens) * self.layout.token_bytes

@@ -250,6 +250,8 @@ class Refused(NamedTuple):
     need_bytes: int
     free_bytes: int
     reason: str
+    never: bool = False
+    """Not even if nobody else were there: to wait is no use. A pool of blocks leaves that to who starts the server."""
 
 
 class KVUsage(NamedTuple):

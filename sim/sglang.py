@@ -71,8 +71,9 @@ class SglangScheduler(VllmScheduler):
     """Prefills before decodes, admitted by an estimate of what running ones still need, who is short is retracted.
 
     It needs the policy ``radix``, with or without its tree, and raises TypeError for another. A request whose tokens,
-    expected ones included, can never be available is rejected (``kv_capacity``; SGLang shortens its ``max_new_tokens``
-    instead), and so is the last one running if it alone has no room, as SGLang aborts it.
+    expected ones included, can never be available is rejected at the head of the queue (``kv_capacity``; SGLang
+    shortens its ``max_new_tokens`` when it arrives), and so is the last one running if it alone has no room, as SGLang
+    aborts it.
     """
 
     name: ClassVar[str] = "sglang"
@@ -122,7 +123,7 @@ class SglangScheduler(VllmScheduler):
             new = s.num_tokens - hit
             expected = _clipped(_max_new_left(entry))
             if new + expected + page >= kv.available_tokens(s, hit) - promised:
-                if running:
+                if running and s.num_tokens + expected + page < (kv.config.num_blocks - 1) * page:
                     self._full = True
                     return
                 self._reject_head(plan, kv, "kv_capacity")

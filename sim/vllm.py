@@ -44,9 +44,10 @@ class VllmScheduler(QueueScheduler):
     """Decodes before prefills, prompts in chunks, first come first served or by priority: vLLM's since its v1 engine.
 
     It is ``vllm/v1/core/sched/scheduler.py`` of 0.27, without drafts, adapters and asynchronous scheduling. A request
-    that would pass ``max_model_len`` is rejected when it is queued, and one that could never run when nothing else
-    does: refused by the KV policy (``kv_capacity``), or, where prompts are not cut into chunks, over the budget
-    (``max_num_batched_tokens``).
+    that would pass ``max_model_len`` is rejected when it is queued. One that could never run is rejected at the head of
+    the queue, where vLLM would wait for ever: refused by the KV policy (``kv_capacity``), or, where prompts are not cut
+    into chunks, over the budget (``max_num_batched_tokens``). At once, but with a pool of blocks when nobody runs: one
+    longest request fits there by the check of the start, and a prefix cache may yet find more of a prompt.
     """
 
     name: ClassVar[str] = "vllm"
@@ -177,7 +178,8 @@ class VllmScheduler(QueueScheduler):
             new = min(s.num_tokens - hit, self._longest_chunk)
             if new > budget:
                 if not config.enable_chunked_prefill:
-                    if grouped or running or new <= config.max_num_batched_tokens:
+                    cache_may_find_more = (grouped or running) and "prefix_cache" in kv.offers
+                    if cache_may_find_more or new <= config.max_num_batched_tokens:
                         return
                     self._reject_head(plan, kv, "max_num_batched_tokens")
                     continue
@@ -186,7 +188,7 @@ class VllmScheduler(QueueScheduler):
                 return
             answer = kv.reserve(s, new, hit=hit, admitting=True, others_running=bool(grouped or running))
             if isinstance(answer, Refused):
-                if grouped or running:
+                if (grouped or running) and not answer.never:
                     return  # the head of the queue blocks it, as in vLLM
                 self._reject_head(plan, kv, "kv_capacity")
                 continue

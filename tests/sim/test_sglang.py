@@ -121,6 +121,15 @@ def test_its_own_prefix_is_not_available_to_one_that_would_lock_it() -> None:
         assert server.step() == line
 
 
+def test_one_that_would_not_fit_in_the_empty_pool_is_rejected_while_others_run() -> None:
+    """With 100 slots, 50 + 49 + 1 is one too many; 50 + 48 + 1 waits for A."""
+    server = Server(100).add(10, 20).add(50, 49).add(5, 5)
+    assert server.step() == "!B kv_capacity +A +C A:10 C:5"
+    server = Server(100).add(10, 60).add(50, 48).add(5, 5)
+    assert server.steps(2) == ["+A A:10", "A:1"]
+    assert server.waiting == "B C"
+
+
 def test_after_a_refusal_nobody_is_asked_until_somebody_ends() -> None:
     """C, which would fit, comes when B waits at the head; both are asked again when A has ended."""
     server = Server(60).add(10, 3).add(10, 40)
@@ -160,7 +169,7 @@ def two(**config: Any) -> Server:
 def test_among_equals_the_longest_prompt_goes_to_the_end_of_the_queue() -> None:
     server = two()
     assert server.steps(44) == ["A:1 B:1"] * 44
-    server.add(90, 9)
+    server.add(89, 9)
     assert server.step() == "-A B:1", "one slot is left for two, and each has generated 45"
     assert server.waiting == "C A"
     assert server.kv.usage().held == 50 * TINY.token_bytes
