@@ -3,11 +3,9 @@
 ::
 
     pool tensors (K and V of each layer)   | page 0 | page 1 | ... | page num_blocks - 1 |     a page: block_size tokens
-    page 0                                 a dummy that takes the writes of padding: never handed out, never free
-    free list                              head -> 1 2 3 ...; pages are taken at the head; freed ones go to the tail
-                                           where a page is one token, else in front of the list
     a sequence                             | the tree's pages, which it locks | its own | partly filled |
-    radix tree                             see radix_tree; nodes that nobody locks are evicted when the list runs short
+    radix tree, free list                  see radix_tree and page_pool: nodes that nobody locks are evicted when the
+                                           list runs short
 
 The rules are SGLang 0.5.23's (``TokenToKVPoolAllocator``, ``PagedTokenToKVPoolAllocator``, ``RadixCache``). What a step
 has computed of a prompt enters the tree at the end of the step, as there after the forward pass: so two equal prompts
@@ -18,16 +16,19 @@ evicts for them, batch by batch, here it is sequence by sequence; and what it re
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from hbmtwin.allocators.block_map import Held, block_map, enter
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.decode_batch import DecodeBatch
-from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES, PoolPolicy
+from hbmtwin.allocators.page_pool import PagePool
+from hbmtwin.allocators.pool_policy import GRANTED, TABLE_ENTRY_BYTES
+from hbmtwin.allocators.prefix_cache import PrefixStats
+from hbmtwin.allocators.prefix_counter import PrefixCounter
 from hbmtwin.allocators.radix_config import RadixConfig
-from hbmtwin.allocators.radix_tree import Node, RadixTree
+from hbmtwin.allocators.radix_tree import Node
 from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Release
 from hbmtwin.allocators.registry import kv_policies
 
@@ -55,7 +56,7 @@ class _Table:
 
 
 @kv_policies.register("radix")
-class RadixPolicy(PoolPolicy):
+class RadixPolicy(PagePool):
     """SGLang's token pool: pages that sequences share through a radix tree, which is evicted leaf by leaf.
 
     The pool tensors are taken from the arena once, at construction (raises OutOfMemory, nothing kept), so a step never
@@ -72,13 +73,7 @@ class RadixPolicy(PoolPolicy):
     Config: ClassVar[type[RadixConfig]] = RadixConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: RadixConfig) -> None:
-        super().__init__(layout, arena, config.num_blocks, layout.block_tensors(config.block_size))
-        self.config = config
-        self._tree = RadixTree(config.block_size, config.eviction_policy)
-        """Empty for ever without prefix caching."""
-        self._free = deque(range(1, config.num_blocks))
-        self._ended: list[int] = []
-        """Freed at the last step's end and after it, in one call (SGLang's free group): the next step finds them."""
+        super().__init__(layout, arena, config)
         self._tables: dict[int, _Table] = {}
         self._batch: DecodeBatch[_Table] | None = None
         """Those of the last leap, until anybody reserves, is released, or enters the tree."""
@@ -91,6 +86,7 @@ class RadixPolicy(PoolPolicy):
         self._inserted = False
         """Whether the last step's end put something into the tree."""
         self._tokens = 0
+        self._prefixes = PrefixCounter(at_look_up=False)
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
 
@@ -142,6 +138,8 @@ class RadixPolicy(PoolPolicy):
         if table is None:
             table = self._tables[s.id] = _Table(self._tree.root, s.num_tokens)
             self._step[s.id] = (-1, 0)
+            if admitting and self.config.enable_prefix_caching:
+                self._prefixes.admitted(s, hit)
         else:
             self._step.setdefault(s.id, (table.tokens, held))
         if hit:
@@ -176,40 +174,12 @@ class RadixPolicy(PoolPolicy):
             pages -= self._tree.idle(self._adoptable(s, hit))
         return pages * self.config.block_size
 
-    # -- the pool ----------------------------------------------------------------------------------------------------
-
-    def _room(self) -> int:
-        """Pages that can be had: free ones, and all that could be evicted."""
-        return len(self._free) + len(self._ended) + self._tree.evictable
-
-    def _take(self, count: int) -> list[int]:
-        """The first *count* of the list; the tree gives what is short of them."""
-        if count > len(self._free):
-            self._evict_for(count)
-        pop = self._free.popleft
-        return [pop() for _ in range(count)]
-
-    def _end_group(self) -> None:
-        self._put(self._ended)
-        self._ended = []
-
-    def _evict_for(self, count: int) -> None:
-        """Evict leaves, each its own call of free, until *count* pages are free or nothing is left to evict."""
-        for pages in self._tree.evict(count - len(self._free)):
-            self._put(pages)
-
-    def _put(self, pages: Sequence[int]) -> None:
-        """One call of free, in table order."""
-        if self.config.block_size == 1:
-            self._free.extend(pages)
-        else:
-            self._free.extendleft(reversed(pages))
-
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def end_step(self) -> None:
         """The step's reservations stand, and what it computed of prompts enters the tree, in running order."""
         self._step.clear()
+        self._prefixes.end_step()
         self._inserted = bool(self._prefills)
         if self._inserted:
             self._leave_batch()
@@ -236,6 +206,7 @@ class RadixPolicy(PoolPolicy):
         """
         self._leave_batch()
         self._prefills.clear()
+        self._prefixes.abort_step()
         for owner, (tokens, held) in reversed(self._step.items()):
             table = self._tables[owner]
             first = max(held, table.cached)
@@ -337,6 +308,10 @@ class RadixPolicy(PoolPolicy):
         tokens each. Raise KeyError for PARK if it holds none.
         """
         self._leave_batch()
+        if why is Release.PREEMPT:
+            self._prefixes.preempted(s)
+        else:
+            self._prefixes.gone(s)
         table = self._tables.pop(s.id, None)
         if table is None:
             if why is Release.PARK:
@@ -357,6 +332,14 @@ class RadixPolicy(PoolPolicy):
         if why is Release.PREEMPT:
             staying = len(self._tables) * RETRACT_DECODE_STEPS
             self._evict_for(-(-staying // self.config.block_size))
+
+    def prefix_stats(self) -> PrefixStats:
+        """Tokens of requests admitted so far, and those found of them; all 0 without prefix caching.
+
+        They are the terms of SGLang's ``cache_hit_rate`` (``PrefillAdder``): cached tokens over cached and computed
+        ones, and retracted ones that come again stand apart. There what a chunk computes is rounded up to whole pages.
+        """
+        return self._prefixes.stats
 
     # -- books -------------------------------------------------------------------------------------------------------
 

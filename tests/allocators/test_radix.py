@@ -541,3 +541,35 @@ def test_check_notices_a_lost_lock_and_a_lost_page() -> None:
     kv._free.pop()
     with pytest.raises(AssertionError):
         kv.check()
+
+
+def test_found_tokens_are_counted_when_a_request_is_admitted() -> None:
+    """Two prompts of 9 tokens that are alike in 8: the second finds two pages. It is counted again, and apart, when it
+    comes back from a retraction, with the tokens that it has by then; look-ups and refusals count nothing."""
+    kv = pool(20)
+    first, second = (ask(id, ("system", 0, 8), (f"user {id}", 0, 1)) for id in (1, 2))
+    assert kv.prefix_stats() == (0, 0, 0, 0, 0, 0)
+    assert kv.lookup(first) == 0
+    assert kv.reserve(first, 9, admitting=True) == Granted()
+    kv.end_step()
+    assert kv.prefix_stats()[:3] == (1, 9, 0)
+    assert kv.lookup(second) == 8
+    assert isinstance(kv.reserve(ask(3, ("much", 0, 500)), 500, admitting=True), Refused)
+    kv.reserve(second, 1, hit=8, admitting=True)
+    kv.abort_step()
+    assert kv.prefix_stats()[:3] == (1, 9, 0), "nobody was admitted in a step that was not carried out"
+    kv.reserve(second, 1, hit=8, admitting=True)
+    kv.end_step()
+    assert kv.prefix_stats()[:3] == (2, 18, 8)
+    kv.release(second, Release.PREEMPT)
+    second.num_tokens, second.num_computed_tokens = 12, 0
+    kv.reserve(second, 4, hit=kv.lookup(second), admitting=True)
+    kv.end_step()
+    assert kv.prefix_stats() == (2, 18, 8, 1, 12, 8)
+
+
+def test_without_a_tree_nothing_is_counted() -> None:
+    kv = pool(20, enable_prefix_caching=False)
+    kv.reserve(ask(1, ("a", 0, 9)), 9, admitting=True)
+    kv.end_step()
+    assert kv.prefix_stats() == (0, 0, 0, 0, 0, 0)

@@ -436,6 +436,6 @@ class ForgetsParents(RadixTree):
     ],
 )
 def test_a_planted_bug_in_the_tree_is_noticed(bug: type[RadixTree], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hbmtwin.allocators.radix.RadixTree", bug)
+    monkeypatch.setattr("hbmtwin.allocators.page_pool.RadixTree", bug)
     with pytest.raises((AssertionError, IndexError)):
         Comparison(RadixPolicy, CONFIGS["least frequently used"], seed=1).run(OPERATIONS)

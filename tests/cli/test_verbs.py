@@ -359,6 +359,8 @@ def test_run_tells_what_depends_on_the_model(shell: Shell) -> None:
     assert "note: times of the 36 Mamba-2 layers of granite-4.0-h-micro are defaults" in answer.err
 
 
-def test_run_tells_what_the_prefix_cache_found(shell: Shell) -> None:
-    answer = shell("run", "--set", "kv_cache.enable_prefix_caching=true", "--set", "workload.num_prompts=9")
+@pytest.mark.parametrize("policy", ["paged", "radix"])
+def test_run_tells_what_the_prefix_cache_found(shell: Shell, policy: str) -> None:
+    cache = ("--set", f"kv_cache.policy={policy}", "--set", "kv_cache.enable_prefix_caching=true")
+    answer = shell("run", *cache, "--set", "workload.num_prompts=9")
     assert re.search(r"prefix cache +\d+\.\d % hit rate, [\d,]+ of [\d,]+ tokens found, \d+ requests", answer.out)

@@ -121,7 +121,8 @@ class NaiveSglang:
             hit = self.pool.lookup(r.s)
             extend = r.s.num_tokens - hit
             if not extend + r.may_get + self.page < self.room_for(r.s, hit) - reserved:
-                if not self.running:
+                never = r.s.num_tokens + r.may_get + self.page >= (self.pool.config.num_blocks - 1) * self.page
+                if never or not self.running:  # SGLang shortens what it may get
                     told.rejected.append(self.queue.pop(0))
                     continue
                 self.full = True

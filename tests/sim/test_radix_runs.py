@@ -63,6 +63,8 @@ def test_a_turn_finds_its_history_but_for_the_last_token(page: int, found: list[
     more = ("workload.system_prompt_tokens=0", "session.turns=4", "session.think_time_s=1")
     result = Twin(scenario(*CACHING, *one, *more, page=page)).run()
     assert result.requests.sort_values("turn")["cached_tokens"].tolist() == found
+    cache = result.summary["prefix_cache"]
+    assert (cache["requests"], cache["queries"], cache["hits"]) == (4, 100 + 300 + 500 + 700, sum(found))
 
 
 def test_without_prefix_caching_nothing_is_found_or_kept() -> None:
