@@ -13,17 +13,19 @@ def standstill_in_words(summary: Summary) -> str:
     found = summary["standstill"]
     who = _requests(found["requests"], found["num_requests"])
     if found["kind"] == "deadlock":
+        stuck = "runs or waits" if found["num_requests"] == 1 else "run or wait"
         return (
-            f"Deadlock at {found['time_s']:,.3f} s: {who} run or wait, the scheduler plans nothing for them, and no "
+            f"Deadlock at {found['time_s']:,.3f} s: {who} {stuck}, the scheduler plans nothing for them, and no "
             "other request is to come. That is a fault of the scheduler or of the KV policy, not of a setting: take "
             "another scheduler.policy (vllm), and report this one with its scenario."
         )
     need, pool = found["kv_bytes"], found["kv_pool_bytes"]
+    size = bytes_text(need)
     fitting = max(1, found["num_requests"] * pool // max(need, pool + 1))
     return (
         f"Live-lock from {found['since_s']:,.3f} s: {who} give way to one another, {found['preemptions']:,} times by "
         f"{found['time_s']:,.3f} s, are computed again, and none gets another token: the same state came again and "
-        f"again. Their {found['tokens']:,} tokens take {bytes_text(need)} of KV, and there are {bytes_text(pool)}. "
+        f"again. At full length they take {size} ({found['tokens']:,} tokens), and there are {bytes_text(pool)} of KV. "
         f"Cure: scheduler.policy = 'vllm', which always lets one go on; scheduler.max_num_seqs = {fitting}; "
         "memory.admission = 'reserve' where the KV policy has it; or more memory (engine.gpu_memory_utilization)."
     )

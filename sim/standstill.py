@@ -47,7 +47,7 @@ class Standstill(NamedTuple):
     requests: tuple[int, ...]
     """Ids of those who run, give way and come back; of a deadlock, of those who run or wait."""
     tokens: int
-    """That these have, all together: with room for so many at once, all of them would go on."""
+    """Of these at full length, prompt and max_tokens, all together: with room for so many all of them would go on."""
 
     def to_dict(self, token_bytes: int, pool_bytes: int) -> dict[str, Any]:
         """The record of the summary, with the KV of ``tokens`` and the pool's; of many requests the first hundred."""
@@ -101,7 +101,7 @@ class LiveLockWatch:
             since_ns=self._since_ns,
             preemptions=self._preemptions,
             requests=tuple(sorted(tokens)),
-            tokens=sum(tokens.values()),
+            tokens=sum(u.sequence.max_tokens for u in there),
         )
 
 
@@ -114,7 +114,7 @@ def deadlock(unfinished: Iterable[Unfinished], now_ns: int) -> Standstill:
         since_ns=now_ns,
         preemptions=0,
         requests=tuple(s.id for s in there),
-        tokens=sum(s.num_tokens for s in there),
+        tokens=sum(s.max_tokens for s in there),
     )
 
 

@@ -400,8 +400,8 @@ def test_a_scheduler_that_plans_nothing_is_a_deadlock_not_an_endless_loop(monkey
         "preemptions": 0,
         "num_requests": 2,
         "requests": [0, 1],
-        "tokens": 20,
-        "kv_bytes": 20 * 512 * 1024,
+        "tokens": 24,
+        "kv_bytes": 24 * 512 * 1024,
         "kv_pool_bytes": pool_bytes,
     }
 

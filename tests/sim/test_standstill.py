@@ -53,7 +53,7 @@ def test_a_state_that_comes_back_three_times_is_a_live_lock() -> None:
     watch = LiveLockWatch()
     answers = [told(watch, crowd, 10 * n) for n, crowd in enumerate([A_RUNS, B_RUNS] * 4)]
     assert answers[:6] == [None] * 6
-    assert answers[6] == Standstill("live_lock", 60, 0, 7, (1, 2), 110)
+    assert answers[6] == Standstill("live_lock", 60, 0, 7, (1, 2), 1998)
 
 
 def test_those_who_never_ran_have_no_part_in_it() -> None:
@@ -173,8 +173,8 @@ def test_prompts_that_undo_one_another_are_a_live_lock(simulate: Simulate) -> No
     result = simulate(long_prompts(), LargestGivesWay)
     found = result.summary["standstill"]
     assert found["kind"] == "live_lock"
-    assert (found["requests"], found["num_requests"], found["tokens"]) == ([0, 1, 2], 3, 4500)
-    assert (found["kv_bytes"], found["kv_pool_bytes"]) == (4500 * 512 << 10, 17 * 128 * 512 << 10)
+    assert (found["requests"], found["num_requests"], found["tokens"]) == ([0, 1, 2], 3, 3 * 1503)
+    assert (found["kv_bytes"], found["kv_pool_bytes"]) == (4509 * 512 << 10, 17 * 128 * 512 << 10)
     assert found["preemptions"] == result.summary["preemptions"] > 6
     assert found["since_s"] < found["time_s"]
     requests = result.requests
