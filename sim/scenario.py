@@ -160,6 +160,8 @@ class Scenario(Section):
             table = tree
             for section in sections:
                 table = table.setdefault(section, {})
+                if not isinstance(table, dict) and len(sections) == 1 and key in known_keys():
+                    raise ScenarioError(_not_a_section(section, table))
                 if not isinstance(table, dict):
                     raise ScenarioError(f"{key}: {section!r} is a value, not a section")
             table[name] = value
@@ -256,11 +258,20 @@ def _explain_all(errors: Iterable[Any]) -> Iterator[str]:
         if told["type"] == "extra_forbidden":
             known = [*Scenario.model_fields] if len(told["loc"]) == 1 else known_keys()
             yield f"{path}: unknown key{_near(path, known)}"
+        elif told["type"] == "model_type":
+            yield _not_a_section(path, told["input"])
+        elif told["type"] == "dict_type" and len(found) == 1:
+            yield f"{path}: write a table, {{ name = value }}, not {told['input']!r}"
         elif len(found) > 1 and told is found[0] and not told["type"].startswith(("greater_", "less_")):
             yield f"{path}: write a number, or a table such as {{ distribution = ... }}, not {told['input']!r}"
         else:
             message = str(told["msg"]).removeprefix("Value error, ")
             yield f"{path}: {message[0].lower()}{message[1:]}, not {told['input']!r}"
+
+
+def _not_a_section(section: str, value: object) -> str:
+    first = next(key for key in known_keys() if key.startswith(f"{section}."))
+    return f"{section}: this is a section; write its keys, {first} = ... and so on, not {value!r}"
 
 
 def _near(name: str, known: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -116,7 +117,10 @@ def test_a_set_reaches_into_a_table(tmp_path: Path) -> None:
         ("enigne.max_model_len=5", "enigne: unknown key; did you mean 'engine'?"),
         ("kv_cache.max_model_len=5", "kv_cache.max_model_len: unknown key; did you mean 'engine.max_model_len'?"),
         ("zzz=5", "zzz: unknown key"),
-        ("engine=5", "engine: input should be a valid dictionary or instance of EngineSection, not 5"),
+        (
+            "engine=5",
+            "engine: this is a section; write its keys, engine.tensor_parallel_size = ... and so on, not 5",
+        ),
         ("seed.x=5", "seed: input should be a valid integer, not {'x': 5}"),
         ("seed=-1", "seed: input should be greater than or equal to 0, not -1"),
         ("model.name=5", "model.name: input should be a valid string, not 5"),
@@ -133,6 +137,33 @@ def test_a_set_reaches_into_a_table(tmp_path: Path) -> None:
 )
 def test_a_bad_key_or_value_is_named_with_its_path(setting: str, said: str) -> None:
     assert complaint(setting) == said
+
+
+@pytest.mark.parametrize("value", ["3", "'x'", "[1]", "true"])
+@pytest.mark.parametrize("section", sorted({key.partition(".")[0] for key in known_keys() if "." in key}))
+def test_a_section_that_is_a_value_says_what_stands_in_it(section: str, value: str, tmp_path: Path) -> None:
+    first = next(key for key in known_keys() if key.startswith(f"{section}."))
+    said = f"{section}: this is a section; write its keys, {first} = ... and so on, not "
+    with pytest.raises(ScenarioError, match=re.escape(said)):
+        Scenario.load(overrides=[f"{section}={value}"])
+    path = tmp_path / "scenario.toml"
+    path.write_text(f"{section} = {value}\n")
+    with pytest.raises(ScenarioError, match=re.escape(said)):
+        Scenario.load(path)
+
+
+@pytest.mark.parametrize("value", ["3", "'x'", "[1]", "true", "{a=1}", "[{a=1}]", "-1.5"])
+def test_no_message_names_a_class_of_ours(value: str) -> None:
+    """Whatever a key is set to: users know sections and keys, and no records of Python."""
+    told = []
+    for key in (*known_keys(), *dict.fromkeys(key.partition(".")[0] for key in known_keys())):
+        try:
+            Scenario.load(overrides=[f"{key}={value}"])
+        except ScenarioError as error:
+            told.append((key, str(error)))
+    assert len(told) > 40
+    assert [error for key, error in told if not error.startswith(key)] == []
+    assert [error for _, error in told if re.search(r"Section|dictionary|instance|pydantic|dict\b", error)] == []
 
 
 def test_every_bad_key_is_told_at_once() -> None:
