@@ -146,6 +146,21 @@ def test_a_trace_without_requests(shell: Shell, tmp_path: Path) -> None:
     assert complaint(shell("run", "--set", "workload.trace=empty.csv"), 1).startswith("empty.csv: ")
 
 
+@pytest.mark.parametrize(
+    ("keys", "turn"),
+    [
+        (("session.turns=200",), "turn 47 of session 0"),
+        (("session.turns=1", "workload.users=1"), "turn 0 of session 47"),
+    ],
+)
+def test_turns_after_the_end_of_the_clock_are_told(shell: Shell, keys: tuple[str, ...], turn: str) -> None:
+    """Each waits three years for the next, and the clock ends after 146."""
+    settings = (*keys, "session.think_time_s=1e8", "workload.prompt_tokens=1", "workload.output_tokens=1")
+    said = complaint(shell("run", *(word for key in settings for word in ("--set", key))), 1)
+    assert said.startswith(f"{turn} would be sent 4,700,000,00")
+    assert said.endswith("over 146 years: shorten session.think_time_s, or take fewer workload.num_prompts")
+
+
 def test_a_request_over_max_model_len_is_rejected_by_reason_and_the_rest_served(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text(f"{HEADER}0,10,10\n1,5000,10\n2,10,10\n", encoding="utf-8")
     answer = shell("run", "--json", "--set", "workload.trace=long.csv")

@@ -40,11 +40,10 @@ def summary(**changes: Any) -> dict[str, Any]:
 def test_a_live_lock_in_words() -> None:
     assert standstill_in_words(summary(standstill=LOCK)) == (
         "Live-lock from 10.250 s: requests 1, 2, 3, 4, 5 and 2 more give way to one another, 7,000 times by 12.500 s, "
-        "are computed again, and none gets another token: the same state came again and again. At full length they take "
-        "7.00 GiB (14,000 tokens), and there are 3.00 GiB of KV. Cure: scheduler.policy = 'vllm', which always lets one go "
-        "on; "
-        "scheduler.max_num_seqs = 3; memory.admission = 'reserve' where the KV policy has it; or more memory "
-        "(engine.gpu_memory_utilization)."
+        "are computed again, and none gets another token: the same state came again and again. At full length they "
+        "take 7.00 GiB (14,000 tokens), and there are 3.00 GiB of KV. Cure: scheduler.policy = 'vllm', which always "
+        "lets one go on; scheduler.max_num_seqs = 3; memory.admission = 'reserve' where the KV policy has it; or more "
+        "memory (engine.gpu_memory_utilization)."
     )
 
 

@@ -262,6 +262,7 @@ def test_nothing_is_run_again_where_memory_sufficed(monkeypatch: pytest.MonkeyPa
         ({"oom": None, "requests_rejected": {"kv_capacity": 1}}, True),
         ({"oom": None, "requests_rejected": {"out_of_memory": 1, "max_model_len": 3}}, True),
         ({"oom": {"cause": "shortage"}, "requests_rejected": {}}, True),
+        ({"oom": None, "standstill": {"kind": "live_lock"}, "requests_rejected": {}}, True),
     ],
 )
 def test_a_rejection_for_want_of_memory_is_a_shortage_too(summary: dict[str, Any], short: bool) -> None:
