@@ -129,8 +129,9 @@ class BlockKeys:
         first_made = self._next
         while missing and place < len(spans):
             stream, start, length = spans[place]
-            whole = min(missing, (length - offset) // size)
-            begin = start + offset
+            whole, begin = (length - offset) // size, start + offset
+            if whole > missing:
+                whole = missing
             offset += whole * size
             for position in range(begin, start + offset, size):
                 parent = intern((parent, stream, position))
@@ -179,7 +180,7 @@ def _over_the_end(
         if place == len(spans):
             return None
         stream, start, length = spans[place]
-        taken = min(missing, length)
+        taken = missing if missing < length else length
         if taken:
             last = pieces[-1]
             if last[0] == stream and last[1] + last[2] == start:

@@ -16,7 +16,8 @@ Every verb is O(blocks it names), the queue's unlinking O(1).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Literal, NamedTuple
 
 from hbmtwin.allocators.block_keys import NO_KEY, BlockKeys
@@ -57,45 +58,29 @@ class PrefixStats(NamedTuple):
         return PrefixStats(requests + 1, queries + tokens, hits + hit, *again)
 
 
-class FreeQueue:
-    """A deque of block ids from which any one can be taken in O(1)."""
+class FreeQueue(OrderedDict[int, None]):
+    """A deque of block ids, the keys of a dict, from which any one can be taken in O(1)."""
 
-    __slots__ = ("_blocks",)
-
-    def __init__(self, blocks: Iterable[int]) -> None:
-        self._blocks: OrderedDict[int, None] = OrderedDict.fromkeys(blocks)
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._blocks)
+    __slots__ = ()
 
     def popleft(self) -> int:
         """Take the head. Raise KeyError if there is none."""
-        return self._blocks.popitem(last=False)[0]
+        return self.popitem(last=False)[0]
 
     def remove(self, block: int) -> None:
         """Unlink one. Raise KeyError if it is not here."""
-        del self._blocks[block]
-
-    def remove_all(self, blocks: Iterable[int]) -> None:
-        """Unlink each."""
-        own = self._blocks
-        for block in blocks:
-            del own[block]
+        del self[block]
 
     def extend(self, blocks: Iterable[int]) -> None:
         """Append each at the tail."""
-        own = self._blocks
         for block in blocks:
-            own[block] = None
+            self[block] = None
 
     def extendleft(self, blocks: Iterable[int]) -> None:
         """Put each at the head, so that the last one given is first, as a deque does."""
         for block in blocks:
-            self._blocks[block] = None
-            self._blocks.move_to_end(block, last=False)
+            self[block] = None
+            self.move_to_end(block, last=False)
 
 
 class PrefixCache:
@@ -107,7 +92,7 @@ class PrefixCache:
         self.num_groups = num_groups
         self.bare_first = bare_first
         self.observer: Callable[[CacheEvent], None] | None = None
-        self.free = FreeQueue(range(1, num_blocks))
+        self.free = FreeQueue(zip(range(1, num_blocks), repeat(None)))
         self.keys = BlockKeys(block_size)
         self.refs = [0] * num_blocks
         self.key_of = [NO_KEY] * num_blocks
@@ -157,13 +142,15 @@ class PrefixCache:
 
     def touch(self, blocks: Sequence[int]) -> None:
         """One reference more to each; idle ones leave the free queue."""
-        refs = self.refs
-        idle = [block for block in blocks if not refs[block]]
-        self.free.remove_all(idle)
-        self.cached -= len(idle)
-        self.shared += len(blocks) - len(idle)
+        refs, free = self.refs, self.free
         for block in blocks:
-            refs[block] += 1
+            others = refs[block]
+            refs[block] = others + 1
+            if others:
+                self.shared += 1
+            else:
+                del free[block]
+                self.cached -= 1
 
     def take(self) -> int:
         """The head of the queue for one sequence; its key is lost, and there is no other eviction."""
@@ -225,15 +212,23 @@ class PrefixCache:
     def put_back(self, blocks: Sequence[int]) -> None:
         """One reference less to each in this order. Of those without any left, ones with a key go to the tail in this
         order and ones without a key to the head, in this order too (to the tail with the others in older releases)."""
-        idle = self._unreferred(blocks)
-        if not self.bare_first:
-            self.free.extend(idle)
-            return
-        key_of = self.key_of
-        keyed = [block for block in idle if key_of[block] != NO_KEY]
-        self.free.extend(keyed)
-        if len(keyed) < len(idle):
-            self.free.extendleft([block for block in reversed(idle) if key_of[block] == NO_KEY])
+        refs, key_of = self.refs, self.key_of
+        keyed, bare = [], []
+        for block in blocks:
+            left = refs[block] - 1
+            refs[block] = left
+            if left:
+                self.shared -= 1
+            elif key_of[block] != NO_KEY:
+                keyed.append(block)
+            else:
+                bare.append(block)
+        self.cached += len(keyed)
+        if self.bare_first or not bare:
+            self.free.extend(keyed)
+            self.free.extendleft(reversed(bare))
+        else:
+            self.free.extend([block for block in blocks if not refs[block]])
 
     def take_back(self, blocks: Sequence[int]) -> None:
         """Undo a step that gave a sequence these: adopted ones have a key, and are let go last one first; taken ones
@@ -244,15 +239,12 @@ class PrefixCache:
 
     def _unreferred(self, blocks: Sequence[int]) -> list[int]:
         """Drop a reference of each; those that have none left."""
-        refs, key_of = self.refs, self.key_of
-        idle = []
+        refs = self.refs
         for block in blocks:
-            left = refs[block] - 1
-            refs[block] = left
-            if not left:
-                idle.append(block)
+            refs[block] -= 1
+        idle = [block for block in blocks if not refs[block]]
         self.shared -= len(blocks) - len(idle)
-        self.cached += sum([key_of[block] != NO_KEY for block in idle])
+        self.cached += sum([self.key_of[block] != NO_KEY for block in idle])
         return idle
 
     def clear(self) -> bool:
