@@ -338,6 +338,8 @@ class Engine:
             self._live[s.id].preemptions += 1
             self.preemptions += 1
             self.recompute.preempted(s, now, self.scheduler.running_tokens)
+        for s in plan.dropped:
+            self.recompute.ended(s, s.num_tokens, now, self.scheduler.running_tokens)
         for request, reason in plan.rejected:  # a preempted one loses what it had generated
             self._end(request, now, 0, Status.REJECTED, reason)
             if self.config.keeps_parked:  # the turn that was to adopt its history will not come
@@ -398,8 +400,10 @@ class Engine:
     def _give_way(self, plan: Plan, owner: int, how: Fail) -> None:
         now = int(self.env.now)
         failed = self.scheduler.fail(plan, self.kv, owner, how)
+        newcomers = {a.request.id for a in plan.admitted}  # who have computed nothing
         for u in failed.rejected:
-            self._count_end(u, now)
+            if u.request.id not in newcomers:
+                self._count_end(u, now)
             self._end(u.request, now, u.output_tokens, Status.REJECTED, "out_of_memory")
         for u in failed.preempted:
             self._live[u.request.id].preemptions += 1

@@ -78,6 +78,8 @@ class Plan:
     admitted: list[Admitted] = field(default_factory=list)
     preempted: list[KVSequence] = field(default_factory=list)
     rejected: list[tuple[Request, str]] = field(default_factory=list)
+    dropped: list[KVSequence] = field(default_factory=list)
+    """Those of the rejected that ran, or were swapped out."""
     exhausted: tuple[KVSequence, Refused] | None = None
     """A running sequence that cannot go on, and for which nobody was preempted; nothing else is to be computed."""
 

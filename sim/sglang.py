@@ -189,6 +189,7 @@ class SglangScheduler(VllmScheduler):
             self._uncount(last)
             del self._entries[last.sequence.id]
             plan.rejected.append((last.request, "kv_capacity"))
+            plan.dropped.append(last.sequence)
             return
         generated = sum(e.output_tokens for e in staying) + RETRACT_DECODE_STEPS * len(staying)
         self.new_token_ratio.reset(min(1.0, generated / (sum(e.request.max_tokens for e in staying) + 1)))

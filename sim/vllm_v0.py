@@ -171,6 +171,7 @@ class VllmV0Scheduler(VllmScheduler):
         else:
             for entry in victims:
                 self._uncount(entry)
+            plan.dropped += [entry.sequence for entry in victims]
             self._reject(plan, kv, victims, "swap_space")
             self._queue_may_go_on = True
             return victims[0]
@@ -185,6 +186,7 @@ class VllmV0Scheduler(VllmScheduler):
             sequences = [entry.sequence for entry in samples]
             status = kv.can_swap_in(sequences)
             if status is AllocStatus.NEVER:
+                plan.dropped += sequences
                 self._reject(plan, kv, _take(self._swapped, samples), "kv_capacity")
                 self._queue_may_go_on = True
                 continue

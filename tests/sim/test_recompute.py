@@ -143,6 +143,15 @@ def test_recomputed_tokens_are_positions_that_were_computed_before(overrides: tu
     assert again > 0
 
 
+def test_those_who_are_rejected_while_they_run_have_computed_too() -> None:
+    """v0 swaps, and the host has no room for it."""
+    swaps = ("kv_cache.version=v0", "scheduler.policy=vllm_v0", "scheduler.preemption_mode=swap")
+    overrides = [*SHORT, *swaps, "kv_cache.swap_space_bytes=0"]
+    result = Twin(Scenario.load(preset="paged", overrides=overrides)).run()
+    assert result.summary["requests_rejected"]["swap_space"] > 0
+    assert (result.summary["computed_tokens"], result.summary["recomputed_tokens"]) == counted(result)
+
+
 def test_every_legal_scenario_adds_up() -> None:
     seen: Counter[str] = Counter()
 
