@@ -225,7 +225,6 @@ class BatchShape(NamedTuple):
     window_read_tokens: int = 0
     """The same in layers with a sliding window."""
     window_read_growth: int = 0
-    longest_context: int = 0
 
     @property
     def tokens(self) -> int:

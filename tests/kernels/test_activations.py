@@ -62,8 +62,8 @@ ASCEND, NVIDIA = (
     )
     for vendor in ("ascend", "nvidia")
 )
-PROMPT_OF_8192 = BatchShape(prefill=((8192, 0),), longest_context=8192)
-DECODE_OF_256 = BatchShape(decode_count=256, kv_read_tokens=256 * 100, kv_read_growth=256, longest_context=100)
+PROMPT_OF_8192 = BatchShape(prefill=((8192, 0),))
+DECODE_OF_256 = BatchShape(decode_count=256, kv_read_tokens=256 * 100, kv_read_growth=256)
 
 
 def program(
@@ -295,7 +295,7 @@ def test_only_standard_attention_needs_more_with_each_token() -> None:
     def model(attention: str) -> ActivationModel:
         return ActivationModel(LLAMA_8B, ASCEND, tensor_parallel_size=1, attention=attention)
 
-    earlier, later = (BatchShape(decode_count=4, kv_read_tokens=n, longest_context=n) for n in (40_000, 40_004))
+    earlier, later = (BatchShape(decode_count=4, kv_read_tokens=n) for n in (40_000, 40_004))
     flash, standard = model("flash"), model("standard")
     assert not flash.grows_with_context
     assert standard.grows_with_context
@@ -343,7 +343,7 @@ def test_a_kv_head_stays_on_every_rank() -> None:
 
 BATCHES = st.builds(
     lambda prefill, decode, context: BatchShape(
-        prefill=tuple(prefill), decode_count=decode, kv_read_tokens=decode * context, longest_context=context
+        prefill=tuple(prefill), decode_count=decode, kv_read_tokens=decode * context
     ),
     prefill=st.lists(st.tuples(st.integers(2, 500), st.integers(0, 500)), min_size=1, max_size=4),
     decode=st.integers(0, 300),

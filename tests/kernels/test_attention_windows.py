@@ -52,7 +52,7 @@ def test_decode_reads_the_window_only() -> None:
     model = replace(FULL, layer_windows=(256, 0) * 4)
     whole = RooflineCost(model, DEVICE, kv_token_bytes=TOKEN_BYTES)
     full = RooflineCost(FULL, DEVICE, kv_token_bytes=TOKEN_BYTES)
-    deep = BatchShape(decode_count=64, kv_read_tokens=64 * 20_000, longest_context=20_000)
+    deep = BatchShape(decode_count=64, kv_read_tokens=64 * 20_000)
     alike = deep._replace(window_read_tokens=deep.kv_read_tokens)
     short = deep._replace(window_read_tokens=64 * 256)
     assert whole.steps(alike).first_ns == pytest.approx(full.steps(deep).first_ns, rel=1e-6)

@@ -186,7 +186,7 @@ def cost(shape: ModelShape, tp: int = 1) -> RooflineCost:
 
 def test_decode_reads_and_writes_the_states_of_each_sequence() -> None:
     def step(n: int) -> int:
-        return cost(GRANITE).steps(BatchShape(decode_count=n, kv_read_tokens=64_000, longest_context=64_000)).first_ns
+        return cost(GRANITE).steps(BatchShape(decode_count=n, kv_read_tokens=64_000)).first_ns
 
     bandwidth = ASCEND.memory_bandwidth_bytes_per_s * ASCEND.kv_bandwidth_efficiency
     by_hand = 2 * 36 * 1_074_688 / bandwidth * 1e9
@@ -194,8 +194,8 @@ def test_decode_reads_and_writes_the_states_of_each_sequence() -> None:
 
 
 def test_a_state_costs_the_same_behind_any_context_and_attention_does_not() -> None:
-    near = BatchShape(decode_count=8, kv_read_tokens=8 * 100, kv_read_growth=8, longest_context=100)
-    far = near._replace(kv_read_tokens=8 * 100_000, longest_context=100_000)
+    near = BatchShape(decode_count=8, kv_read_tokens=8 * 100, kv_read_growth=8)
+    far = near._replace(kv_read_tokens=8 * 100_000)
     layers = replace(GRANITE, layer_types=types("*" + "M" * 39))
     rise = {
         s.name: cost(s).steps(far).first_ns - cost(s).steps(near).first_ns
@@ -207,7 +207,7 @@ def test_a_state_costs_the_same_behind_any_context_and_attention_does_not() -> N
 @pytest.mark.parametrize("shape", [GRANITE, NEMOTRON], ids=lambda s: s.name)
 def test_a_leap_is_the_exact_sum_of_its_steps(shape: ModelShape) -> None:
     model = cost(shape)
-    b = BatchShape(decode_count=7, kv_read_tokens=7 * 900, kv_read_growth=7, longest_context=900)
+    b = BatchShape(decode_count=7, kv_read_tokens=7 * 900, kv_read_growth=7)
     steps = [model.steps(b._replace(kv_read_tokens=b.kv_read_tokens + 7 * i)).first_ns for i in range(300)]
     assert model.steps(b).total_ns(300) == pytest.approx(sum(steps), abs=300)
     assert model.steps(b).total_ns(300) == sum(
@@ -267,7 +267,7 @@ def test_the_sums_of_a_gated_norm_with_one_group_are_reduced_over_ranks() -> Non
 
 def test_programs_follow_the_types_of_the_layers() -> None:
     p = ActivationModel(NEMOTRON, ASCEND, tensor_parallel_size=1, attention="flash").program(
-        BatchShape(prefill=((1000, 0),), longest_context=1000)
+        BatchShape(prefill=((1000, 0),))
     )
     assert len(p.layers) == 56
     assert [sum(i.verb == "grow" for i in layer) for layer in p.layers].count(1) == 4

@@ -32,7 +32,7 @@ def roofline(shape: ModelShape = LLAMA_8B, on: DeviceSpec = BARE, tp: int = 1) -
 
 
 def decode(count: int, context: int) -> BatchShape:
-    return BatchShape(decode_count=count, kv_read_tokens=count * context, kv_read_growth=count, longest_context=context)
+    return BatchShape(decode_count=count, kv_read_tokens=count * context, kv_read_growth=count)
 
 
 def sends_ns(cost: PipelineCost, b: BatchShape, one: RooflineCost) -> int:

@@ -32,7 +32,7 @@ def cost(model: ModelShape = LLAMA_8B, on: DeviceSpec = B2, tp: int = 1, attenti
 
 
 def decode(count: int, context: int) -> BatchShape:
-    return BatchShape(decode_count=count, kv_read_tokens=count * context, kv_read_growth=count, longest_context=context)
+    return BatchShape(decode_count=count, kv_read_tokens=count * context, kv_read_growth=count)
 
 
 def later(b: BatchShape, steps: int) -> BatchShape:
@@ -40,7 +40,6 @@ def later(b: BatchShape, steps: int) -> BatchShape:
     return b._replace(
         kv_read_tokens=b.kv_read_tokens + steps * b.kv_read_growth,
         window_read_tokens=b.window_read_tokens + steps * b.window_read_growth,
-        longest_context=b.longest_context + steps,
     )
 
 
@@ -109,9 +108,8 @@ def test_steps_covering_meets_a_step_end_exactly() -> None:
 
 @given(models_of_cost, batches, st.integers(0, 64), st.integers(0, 5000))
 def test_more_work_never_takes_less_time(model: RooflineCost, b: BatchShape, more: int, longer: int) -> None:
-    larger = decode(b.decode_count + more, b.longest_context + longer)._replace(
-        window_read_tokens=b.window_read_tokens + more
-    )
+    context = b.kv_read_tokens // b.decode_count
+    larger = decode(b.decode_count + more, context + longer)._replace(window_read_tokens=b.window_read_tokens + more)
     assert model.steps(larger).first_ns >= model.steps(b).first_ns >= 1
     prefill = BatchShape(prefill=((more + 1, longer),))
     assert model.steps(BatchShape(prefill=((more + 2, longer + 1),))).first_ns >= model.steps(prefill).first_ns

@@ -243,7 +243,7 @@ def by_hand(activations: Activations, fails_at: int = -1) -> tuple[Forward, Note
     return Forward(allocator, 2, activations, program), Noted(allocator, fails_at)
 
 
-PROMPT_OF_10 = BatchShape(prefill=((10, 0),), longest_context=10)
+PROMPT_OF_10 = BatchShape(prefill=((10, 0),))
 
 
 def test_a_step_grows_each_layer_once_and_ends_with_nothing_live() -> None:
