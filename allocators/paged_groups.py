@@ -226,7 +226,13 @@ class PagedGroupsPolicy(PoolPolicy):
         return len(decoding) * sum([-(-steps // m.size) for m in self.pool.managers]) <= self.pool.num_free
 
     def steps_unseen(self, decoding: Sequence[KVSequence], limit: int) -> int:
-        """The most further steps, at most *limit*, none of which gives a block back. O(1) for a known list."""
+        """The most further steps, at most *limit*, none of which gives a block back. O(1) for a known list.
+
+        0 where the first chunk of a prompt must fit and no more, and there is a prefix cache: once a decode step has
+        taken the blocks that it would have found, less is counted for the chunk, which may then fit.
+        """
+        if self.pool.lookup is not None and not self.config.reserve_full_sequence:
+            return 0
         return self._batch_of(decoding).unseen(limit)
 
     def advance(self, decoding: Sequence[KVSequence], k: int) -> None:

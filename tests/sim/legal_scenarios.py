@@ -17,6 +17,7 @@ drawn together: a draw that is refused is a bug of this file, and :mod:`tests.si
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -69,12 +70,17 @@ def legal_scenarios(draw: st.DrawFn) -> Scenario:
 
 
 def numbered(seed: int, **given: str) -> Keys:
-    """The keys of one fixed scenario; *given*: its ``kind``, or ``scheduler``, where it is to have that one."""
-    random = Random(seed)
+    """The keys of one fixed scenario; *given*: its ``kind``, or ``scheduler``, where it is to be that one.
+
+    Each choice has a generator of its own, so that a key that is added later leaves the others as they are.
+    """
+    seen: Counter[str] = Counter()
 
     def pick(*values: Any) -> Any:
+        place = repr(values)
+        seen[place] += 1
         wanted = [value for value in values if value in given.values()]
-        return random.choice(wanted or values)
+        return Random(f"{seed} {seen[place]} {place}").choice(wanted or values)
 
     return legal_keys(pick)
 
@@ -113,6 +119,7 @@ def _paged(pick: Pick) -> Keys:
         "kv_cache.version": version,
         "kv_cache.watermark": pick(None, None, 0.1) if version == "0.27" else None,
         "memory.admission": pick("none", "none", "none", "reserve"),
+        "kv_cache.options": pick({}, {}, {"reserve_full_sequence": False}) if version == "0.27" else {},
         "scheduler.policy": pick("vllm", "vllm", "prefill_first", "guaranteed_no_evict", "max_utilization"),
     }
 
@@ -142,6 +149,7 @@ def _windows(pick: Pick) -> Keys:
         "kv_cache.retention": retention,
         "kv_cache.watermark": pick(None, None, 0.1),
         "kv_cache.disable_hybrid_kv_cache_manager": whole,
+        "kv_cache.options": pick({}, {}, {"reserve_full_sequence": False}),
         "scheduler.policy": pick("vllm", "vllm", "prefill_first"),
     }
     if retention != "full" and not retention.startswith("sliding_window"):
@@ -172,6 +180,7 @@ def _radix(pick: Pick) -> Keys:
         "kv_cache.policy": "radix",
         "scheduler.policy": pick("sglang", "sglang", "vllm", "prefill_first"),
         "scheduler.schedule_conservativeness": pick(1.0, 0.0, 0.1, 3.0),
+        "kv_cache.options": {"eviction_policy": pick("lru", "lfu", "slru")},
     }
 
 
@@ -322,7 +331,7 @@ def _pool(pick: Pick, keys: Keys, short: bool) -> Keys:
         blocks = int(requests * twin.pool.request_blocks(LONGEST)) + 1
         if keys.get("kv_cache.version") == "v0":
             blocks += pick(0, 5)
-        return roomy | {"kv_cache.options": {"num_blocks": blocks}}
+        return roomy | {"kv_cache.options": {**keys.get("kv_cache.options", {}), "num_blocks": blocks}}
     tokens = int(requests * LONGEST) + 128  # the plan asks for whole blocks, of 128 tokens at most
     rounding = 16 if keys["kv_cache.policy"] == "virtual" else 0  # a page of 2 MiB for each tensor of a sequence
     wanted = tokens * twin.token_bytes + (rounding + pick(0, 8, 40)) * (1 << 20)

@@ -11,17 +11,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 
-from .legal_scenarios import differences, legal_scenarios
+from .legal_scenarios import differences, legal_scenarios, numbered
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(legal_scenarios())
 def test_every_stored_row_is_equal(scenario: Scenario) -> None:
+    assert differences(Twin(scenario).run(), Twin(scenario).run(step_mode=True)) == []
+
+
+@pytest.mark.parametrize("seed", [20143, 20738])
+def test_every_stored_row_is_equal_where_it_once_was_not(seed: int) -> None:
+    """A prompt in chunks that waits, and fits as soon as what it would have found in the cache is taken by others."""
+    scenario = Scenario.of(numbered(seed))
     assert differences(Twin(scenario).run(), Twin(scenario).run(step_mode=True)) == []
 
 
