@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from hbmtwin.cli.exits import OK, UsageError
+from hbmtwin.cli.options import Json
+
 
 class ExportFormat(StrEnum):
     """What ``hbmtwin export`` writes."""
@@ -16,12 +19,6 @@ class ExportFormat(StrEnum):
     PERFETTO = "perfetto"
     OPENMETRICS = "openmetrics"
     CSV = "csv"
-
-
-class NotExportable(typer.TyperException):
-    """A directory that holds no result, or a place that cannot take the export."""
-
-    exit_code = 2
 
 
 def export(
@@ -37,7 +34,7 @@ def export(
     out: Annotated[
         Path, typer.Option(help="File to write, packed if its name ends in .gz; of csv: a directory, a file a table.")
     ],
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text for people.")] = False,
+    json_: Json = False,
 ) -> int:
     """Write a result for other tools: Perfetto, Prometheus, spreadsheets."""
     from hbmtwin.api import Result, check_exportable
@@ -46,9 +43,9 @@ def export(
     if not (result / "summary.json").is_file():
         runs = sorted(path.parent.name for path in result.glob("*/summary.json"))
         hint = f"name one of its runs, e.g. {result / runs[0]}" if runs else "`hbmtwin run --out DIRECTORY` writes one"
-        raise NotExportable(f"{result}: not a result directory of hbmtwin; {hint}")
+        raise UsageError(f"{result}: not a result directory of hbmtwin; {hint}")
     if (reason := check_exportable(fmt.value, out)) is not None:
-        raise NotExportable(reason)
+        raise UsageError(reason)
     write(Result.load(result), fmt.value, out)
     print(json.dumps({"written": str(out), "format": fmt.value}) if json_ else f"wrote {out}")
-    return 0
+    return OK

@@ -1,0 +1,76 @@
+"""The program: its verbs in the order of ``--help``, and what becomes of an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from hbmtwin import __version__
+from hbmtwin.cli.exits import FAILURE, INTERRUPTED, OK, TERMINATED, USAGE, exit_code_of, subtraction
+from hbmtwin.cli.export import export
+from hbmtwin.cli.operations import replay, validate_allocator
+from hbmtwin.cli.process import Terminated, open_closed_streams, sigterm_raises
+from hbmtwin.cli.simulate import compare, run
+from hbmtwin.cli.start import catalog, init
+
+app = typer.Typer(
+    name="hbmtwin",
+    help="A discrete-event twin of accelerator memory (HBM) under LLM serving: will it start, how many users fit, "
+    "when does it run out of memory, and why.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for verb in (export, init, catalog, run, compare, replay):
+    app.command()(verb)
+
+validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args_is_help=True)
+app.add_typer(validate_app, name="validate")
+validate_app.command("allocator")(validate_allocator)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; never a traceback for a user's mistake."""
+    open_closed_streams()
+    try:
+        with sigterm_raises():
+            code = app(args=argv, prog_name="hbmtwin", standalone_mode=False)
+        sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
+        return code if isinstance(code, int) else OK
+    except typer.TyperException as error:
+        return _complain(error.format_message(), error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except Terminated:
+        return TERMINATED
+    except BrokenPipeError:  # `hbmtwin catalog | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left must not fail again at exit
+        return FAILURE
+    except Exception as error:
+        code = exit_code_of(error)
+        if code is None:
+            raise
+        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        return _complain(where + str(error) + subtraction(error), code)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(f"hbmtwin {__version__}")
+        raise typer.Exit(OK)
+    if context.invoked_subcommand is None:
+        print(context.get_help(), end="")
+        raise typer.Exit(USAGE)

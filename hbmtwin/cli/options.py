@@ -1,0 +1,33 @@
+"""Options that several verbs have, each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[SCENARIO]", help="Scenario file (TOML); without one the built-in traffic runs."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. workload.num_prompts=100. May be repeated."),
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="NAME:KEY=VALUE,...",
+        help="A run of your own: the scenario with these keys, e.g. big:kv_cache.preset=doubling,"
+        "kv_cache.initial_tokens=1024. A value with commas stands in brackets or quotes. May be repeated.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of every random draw; default: the scenario's.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text for people.")]
+FailOnOom = Annotated[bool, typer.Option("--fail-on-oom", help="Exit with 3 when a server died of memory.")]
+FailOnSlo = Annotated[
+    bool,
+    typer.Option("--fail-on-slo", help="Exit with 3 when less than slo.attainment of the requests met the SLO."),
+]
