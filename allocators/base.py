@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from hbmtwin.allocators.contract import Driver, Observer
 from hbmtwin.allocators.oom import OutOfMemory
-from hbmtwin.allocators.records import AllocatorUsage, Segment, Tag, Work
+from hbmtwin.allocators.records import NO_WORK, AllocatorUsage, Segment, Tag, Work
 from hbmtwin.allocators.stats import (
     ACTIVE_BYTES,
     ALLOCATED_BYTES,
@@ -52,6 +52,8 @@ class WorkMeter:
 
     def take(self) -> Work:
         """The account so far; a new one starts."""
+        if not (self.driver_calls or self.syncs or self.mapped_bytes or self.copied_bytes):
+            return NO_WORK
         work = Work(self.driver_calls, self.syncs, self.mapped_bytes, self.copied_bytes)
         self.driver_calls = self.syncs = self.mapped_bytes = self.copied_bytes = 0
         return work

@@ -17,7 +17,7 @@ group is asked for again, is :class:`Batch`, for all block pools.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
@@ -50,7 +50,10 @@ class BlockTable:
 
     def settle(self, block_size: int, longest: int) -> None:
         """Say anew how far it is quiet, after its blocks or keys have changed."""
-        self.quiet = min(len(self.blocks) * block_size, self.next_key - 1, longest)
+        quiet = len(self.blocks) * block_size
+        if quiet >= self.next_key:
+            quiet = self.next_key - 1
+        self.quiet = quiet if quiet < longest else longest
 
     def check(self, block_size: int, longest: int) -> None:
         """Assert that its tokens have room, and what is derived from its blocks and keys."""
@@ -194,11 +197,15 @@ class DecodeBatch(Batch[Table]):
         high = min(limit, (free * size + slots) // count)
         return low + bisect_right(range(low + 1, high + 1), free, key=self.need)
 
-    def go(self, steps: int) -> Iterator[tuple[int, bool]]:
+    def go(self, steps: int) -> Sequence[tuple[int, bool]]:
         """Go on by *steps*; what is due in them as (place, whether a block fills up, else one is taken), by step and by
-        running order, taken before filled. O(log(block_size)) each. To be read to its end."""
-        size, takes, fills, pending = self.block_size, self._takes, self._fills, self._pending
-        end = self.step + steps
+        running order, taken before filled. O(log(block_size)) each."""
+        self.went(steps)
+        pending, end = self._pending, self.step
+        if not pending or pending[0] > end:
+            return ()
+        size, takes, fills = self.block_size, self._takes, self._fills
+        done: list[tuple[int, bool]] = []
         while pending and pending[0] <= end:
             step = heappop(pending)
             if step not in takes and step not in fills:
@@ -206,12 +213,13 @@ class DecodeBatch(Batch[Table]):
             again = step + size
             if again not in takes and again not in fills:
                 heappush(pending, again)
-            due = [2 * place for place in _moved(takes, step, again)]
-            due += [2 * place + 1 for place in _moved(fills, step, again)]
-            due.sort()
-            for code in due:
-                yield code >> 1, bool(code & 1)
-        self.went(steps)
+            due = [(place, False) for place in _moved(takes, step, again)]
+            if fills:
+                due += [(place, True) for place in _moved(fills, step, again)]
+            if len(due) > 1:
+                due.sort()
+            done += due
+        return done
 
     def pass_over(self, steps: int) -> None:
         """Go on by *steps* in which each takes a block (:attr:`takes_always`): who goes on knows what is due. O(1)."""

@@ -25,11 +25,11 @@ class DecodeGroup(Sequence[KVSequence]):
     Joining and leaving are O(log members), a step or a leap is O(1).
     """
 
-    __slots__ = ("_ends", "_members", "_steps", "context_tokens", "joined", "lead")
+    __slots__ = ("_ends", "_steps", "context_tokens", "joined", "lead", "members")
 
     def __init__(self) -> None:
-        self._members: dict[int, KVSequence] = {}
-        """By id, in running order."""
+        self.members: dict[int, KVSequence] = {}
+        """By id, in running order; only this class writes it."""
         self.joined: list[KVSequence] = []
         """Who joined since the KV policy looked; it takes them out as it looks."""
         self.context_tokens = 0
@@ -41,10 +41,10 @@ class DecodeGroup(Sequence[KVSequence]):
         """A heap of (step after which it has its last token, id)."""
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self.members)
 
     def __iter__(self) -> Iterator[KVSequence]:
-        return iter(self._members.values())
+        return iter(self.members.values())
 
     @overload
     def __getitem__(self, index: int) -> KVSequence: ...
@@ -53,11 +53,7 @@ class DecodeGroup(Sequence[KVSequence]):
     def __getitem__(self, index: slice) -> Sequence[KVSequence]: ...
 
     def __getitem__(self, index: int | slice) -> KVSequence | Sequence[KVSequence]:
-        return list(self._members.values())[index]
-
-    def ids(self) -> list[int]:
-        """Of all members, in running order. O(members)."""
-        return list(self._members)
+        return list(self.members.values())[index]
 
     @property
     def steps_left(self) -> int:
@@ -66,7 +62,7 @@ class DecodeGroup(Sequence[KVSequence]):
 
     def join(self, s: KVSequence, final_tokens: int) -> None:
         """Take one in at the end that has all but its last token computed, and will have *final_tokens*."""
-        self._members[s.id] = s
+        self.members[s.id] = s
         self.joined.append(s)
         self.context_tokens += s.num_computed_tokens
         heappush(self._ends, (self._steps + final_tokens - s.num_tokens, s.id))
@@ -80,17 +76,17 @@ class DecodeGroup(Sequence[KVSequence]):
         """
         self.lead += steps
         self._steps += steps
-        self.context_tokens += steps * len(self._members)
+        self.context_tokens += steps * len(self.members)
         ends, ended = self._ends, []
         while ends and ends[0][0] <= self._steps:
             ended.append(heappop(ends)[1])
         if len(ended) > 1:  # ids are no order of running
             gone = set(ended)
-            ended = [id for id in self._members if id in gone]
+            ended = [id for id in self.members if id in gone]
         return [self._leave(id) for id in ended]
 
     def _leave(self, id: int) -> KVSequence:
-        s = self._members.pop(id)
+        s = self.members.pop(id)
         s.num_tokens += self.lead
         s.num_computed_tokens += self.lead
         self.context_tokens -= s.num_computed_tokens
@@ -100,6 +96,6 @@ class DecodeGroup(Sequence[KVSequence]):
         """Tell the members of the steps that their counts do not know of. O(members), O(1) if there are none."""
         if self.lead:
             lead, self.lead = self.lead, 0
-            for s in self._members.values():
+            for s in self.members.values():
                 s.num_tokens += lead
                 s.num_computed_tokens += lead

@@ -60,6 +60,7 @@ class PagedPolicy(PoolPolicy):
             self._cache = PrefixCache(config.num_blocks, config.block_size, bare_first=bare_first)
         self._pool = self._cache or BlockPool(config.num_blocks)
         self._free = self._pool.free
+        self._token_bytes = layout.token_bytes
         self._tables: dict[int, BlockTable] = {}
         self._batch: DecodeBatch[BlockTable] | None = None
         """Those of the last leap or group, until one of them reserves by itself; from a list, until one is released."""
@@ -207,9 +208,10 @@ class PagedPolicy(PoolPolicy):
         """The step's reservations stand."""
         self._step.clear()
         self._took.clear()
-        self._keyed.clear()
         self._stepped = False
-        self._prefixes.end_step()
+        if self._cache is not None:
+            self._keyed.clear()
+            self._prefixes.end_step()
 
     def abort_step(self) -> None:
         """Give back this step's blocks, to the head of the queue in the order in which they were taken.
@@ -280,7 +282,8 @@ class PagedPolicy(PoolPolicy):
         for place, fills in batch.go(steps):
             table = batch.tables[place]
             if not fills:
-                self._took.setdefault(table.sequence.id, len(table.blocks))
+                if table.sequence.id not in self._took:
+                    self._took[table.sequence.id] = len(table.blocks)
                 table.blocks.append(take())
             elif cache is not None:
                 self._register(cache, table, table.sequence, table.keyed + 1)
@@ -393,14 +396,14 @@ class PagedPolicy(PoolPolicy):
         held = self.config.num_blocks - unheld
         cached, entries = self._pool.cached, self._pool.shared
         shared = entries * self._block_bytes
-        return KVUsage(
-            token=self._tokens * self.layout.token_bytes - shared,
-            parked=0,
-            held=held * self._block_bytes,
-            growth_copy=0,
-            cached=cached * self._block_bytes,
-            pool=(unheld - cached) * self._block_bytes,
-            table=(held + entries) * TABLE_ENTRY_BYTES,
+        return KVUsage(  # by place: this is every row of a timeline
+            self._tokens * self._token_bytes - shared,
+            0,
+            held * self._block_bytes,
+            0,
+            cached * self._block_bytes,
+            (unheld - cached) * self._block_bytes,
+            (held + entries) * TABLE_ENTRY_BYTES,
             shared=shared,
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.oom import OutOfMemory
-from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Tag, Work
+from hbmtwin.allocators.records import NO_WORK, Granted, KVBlock, KVLayout, KVSequence, KVUsage, Refused, Tag, Work
 
 TABLE_ENTRY_BYTES = 4
 """An id in the device's table is an int32, in vLLM, in SGLang and in the NPU attention ops."""
@@ -57,7 +57,7 @@ class PoolPolicy:
 
     def take_work(self) -> Work:
         """No work: nothing is copied or swapped."""
-        return Work()
+        return NO_WORK
 
     def kept(self, tokens: int) -> int:
         """*tokens*: nothing is dropped."""

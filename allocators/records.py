@@ -42,6 +42,10 @@ class Work(NamedTuple):
         return Work(*(a + b for a, b in zip(self, other, strict=True)))
 
 
+NO_WORK = Work()
+"""The same object whenever nothing was done: in nearly every step."""
+
+
 class Block(NamedTuple):
     """One block inside a segment. ``state`` is torch's word."""
 

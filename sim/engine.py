@@ -18,7 +18,7 @@ from simpy.events import EventPriority
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, SeenByWaiting
 from hbmtwin.allocators.oom import OomFacts, OomRecord, OutOfMemory
-from hbmtwin.allocators.records import KVSequence, Release, Work
+from hbmtwin.allocators.records import NO_WORK, KVSequence, Release, Work
 from hbmtwin.kernels.records import BatchShape, CostModel
 from hbmtwin.sim.books import Books
 from hbmtwin.sim.forward import Forward
@@ -32,9 +32,6 @@ from hbmtwin.workloads.records import Request, Source, Status
 
 LAST = EventPriority(2)
 """After every arrival of the same instant: one that comes exactly at a step's end is seen by the next step."""
-NO_WORK = Work()
-
-
 class Progress(NamedTuple):
     """How far a run is."""
 
@@ -190,7 +187,8 @@ class Engine:
                 row = self.books.row(scheduler.running_tokens, scheduler.padding_tokens, counts.running)
                 before = row, counts
             plan = scheduler.schedule(self.kv)
-            self._note_changes(plan, start)
+            if plan.preempted or plan.rejected:
+                self._note_changes(plan, start)
             if plan.preempted:
                 self._watch_for_standstill(plan, len(plan.preempted), start)
             if plan.exhausted is not None:
@@ -198,7 +196,7 @@ class Engine:
                     self.recorder.row(start, *before, self.kv)
                 self._exhausted(plan)
                 continue
-            if not (plan.group or plan.scheduled):
+            if plan.group is None and not plan.scheduled:
                 # Nothing can be scheduled before somebody arrives; a rejection may have brought the next turn in.
                 stuck = not (plan.preempted or plan.rejected)
                 continue
@@ -214,7 +212,8 @@ class Engine:
                 yield _Last(env, self._work_ns(self._take_work()))
                 self._ran_out(plan, error, start)
                 continue
-            self._note_admitted(plan, start)
+            if plan.admitted:
+                self._note_admitted(plan, start)
             leap = self._leap(plan, batch, start, changed)
             counts = self._counts()  # rows within the leap stand before the arrival that may cut it
             yield _Last(env, leap.end_of(leap.steps) - start)
@@ -295,18 +294,18 @@ class Engine:
 
     def _counts(self) -> Counts:
         return Counts(
-            running=self.scheduler.num_running,
-            waiting=self.scheduler.num_waiting,
-            parked=self.kv.usage().parked_sessions if self.config.keeps_parked else 0,
-            preemptions=self.preemptions,
-            hit_tokens=self.hit_tokens,
-            queried_tokens=self.queried_tokens,
+            self.scheduler.num_running,
+            self.scheduler.num_waiting,
+            self.kv.usage().parked_sessions if self.config.keeps_parked else 0,
+            self.preemptions,
+            self.hit_tokens,
+            self.queried_tokens,
         )
 
     def _take_work(self) -> Work:
         taken = NO_WORK
         for work in (self.kv.take_work(), *[allocator.take_work() for allocator in self.books.allocators]):
-            if any(work):
+            if work is not NO_WORK:
                 taken = taken.plus(work)
         return taken
 

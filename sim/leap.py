@@ -77,9 +77,10 @@ def batch_of(plan: Plan, kv: KVPolicy | None = None, window: int = 0) -> BatchSh
     prefill: list[tuple[int, int]] = []
     count = read = window_read = window_growth = 0
     scheduled = plan.scheduled
-    if plan.group:
+    if plan.group is not None:
         if kv is None and not window:
-            count, read = len(plan.group), plan.group.context_tokens + len(plan.group)
+            count = len(plan.group.members)
+            read = plan.group.context_tokens + count
         else:
             scheduled = plan.everyone()
     growth = count

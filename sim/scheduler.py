@@ -66,7 +66,7 @@ class Plan:
     """One step: what is computed, in running order, and what changed on the way."""
 
     group: DecodeGroup | None = None
-    """Those in front that compute exactly their last token, all of them together."""
+    """Those in front that compute exactly their last token, all of them together; never an empty one."""
     scheduled: list[tuple[KVSequence, int]] = field(default_factory=list)
     """Those behind the group, one by one."""
     decoding: list[KVSequence] = field(default_factory=list)
@@ -87,26 +87,28 @@ class Plan:
     def decodes(self) -> Sequence[KVSequence]:
         """All that compute exactly their last token, in running order; the same object as long as it is the same plan
         or group. O(1) unless there are such in the group and behind it."""
-        if not self.group:
+        if self.group is None:
             return self.decoding
         return [*self.group, *self.decoding] if self.decoding else self.group
 
     @property
     def tokens(self) -> int:
         """Tokens that a step computes. O(scheduled)."""
-        new = sum([new for _, new in self.scheduled])
-        return new + len(self.group) if self.group else new
+        new = sum([new for _, new in self.scheduled]) if self.scheduled else 0
+        return new if self.group is None else new + len(self.group.members)
 
     @property
     def composition(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of those that compute one token; of the others with the number of tokens. O(sequences)."""
-        single = self.group.ids() if self.group else []
+        single = [] if self.group is None else list(self.group.members)
+        if not self.scheduled:
+            return single, []
         single += [s.id for s, new in self.scheduled if new == 1]
         return single, [(s.id, new) for s, new in self.scheduled if new > 1]
 
     def everyone(self) -> list[tuple[KVSequence, int]]:
         """All that compute in a step, with the number of their tokens, in running order. O(sequences)."""
-        if not self.group:
+        if self.group is None:
             return self.scheduled
         self.group.fold()
         return [*((s, 1) for s in self.group), *self.scheduled]

@@ -69,7 +69,7 @@ class VllmScheduler(QueueScheduler):
     @property
     def num_running(self) -> int:
         """Sequences that were admitted and have not ended."""
-        return len(self._group) + len(self._running)
+        return len(self._group.members) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -79,7 +79,7 @@ class VllmScheduler(QueueScheduler):
     @property
     def has_work(self) -> bool:
         """Whether anything runs, waits, or is to be answered."""
-        return bool(self._group) or super().has_work
+        return bool(self._group.members or self._waiting or self._running or self._rejected)
 
     def _enqueue(self, entry: Entry) -> None:
         self._waiting.append(entry)
@@ -101,20 +101,20 @@ class VllmScheduler(QueueScheduler):
         if self.config.state_block_size:
             self._boundaries = kv if isinstance(kv, FindsSharedBoundaries) else None
         budget = self._schedule_running(plan, kv)
-        if plan.exhausted is None and not plan.preempted:
+        if self._waiting and plan.exhausted is None and not plan.preempted:
             self._admit(plan, kv, budget)
         return plan
 
     def _schedule_running(self, plan: Plan, kv: KVPolicy) -> int:
         budget = self.config.max_num_batched_tokens
-        if self._group:
+        if self._group.members:
             assert self._together is not None
             if self._together.reserve_together(self._group):
                 plan.group = self._group
-                budget -= len(self._group)
+                budget -= len(self._group.members)
             else:
                 self._break_up()
-        return self._schedule_singly(plan, kv, budget)
+        return self._schedule_singly(plan, kv, budget) if self._running else budget
 
     def _schedule_singly(self, plan: Plan, kv: KVPolicy, budget: int) -> int:
         running, scheduled, decoding = self._running, plan.scheduled, plan.decoding
@@ -170,7 +170,7 @@ class VllmScheduler(QueueScheduler):
         return super()._preempt(kv)
 
     def _admit(self, plan: Plan, kv: KVPolicy, budget: int) -> None:
-        config, waiting, running, grouped = self.config, self._waiting, self._running, len(self._group)
+        config, waiting, running, grouped = self.config, self._waiting, self._running, len(self._group.members)
         while waiting and budget > 0 and grouped + len(running) < self._most_running:
             entry = waiting[0]
             s = entry.sequence
@@ -225,7 +225,7 @@ class VllmScheduler(QueueScheduler):
         """Steps until the first sequence ends; 0 in a step with a prompt, a first token or a preemption."""
         if p.preempted or len(p.decoding) < len(p.scheduled):
             return 0
-        left = p.group.steps_left - 1 if p.group else len(p.scheduled) and 2**62
+        left = len(p.scheduled) and 2**62 if p.group is None else p.group.steps_left - 1
         for s in p.decoding:
             entry = self._entries[s.id]
             if s.num_tokens == entry.request.prompt_tokens:
@@ -236,8 +236,8 @@ class VllmScheduler(QueueScheduler):
     def commit(self, p: Plan, k: int) -> list[Finished]:
         """Count *k* steps; those that sampled their last token leave. O(scheduled one by one)."""
         ended: list[Entry] = []
-        if p.group:
-            self._running_tokens += k * len(p.group)
+        if p.group is not None:
+            self._running_tokens += k * len(p.group.members)
             ended += [self._entries[s.id] for s in p.group.go(k)]
         for s, new in p.scheduled:
             computed = new + k - 1
@@ -248,7 +248,7 @@ class VllmScheduler(QueueScheduler):
                 entry = self._entries[s.id]
                 if s.num_tokens >= entry.final_tokens:
                     ended.append(entry)
-        finished = self._finish(ended)
+        finished = self._finish(ended) if ended else []
         if self._together is not None and self._running:
             self._join()
         return finished
@@ -258,7 +258,7 @@ class VllmScheduler(QueueScheduler):
     def _join(self) -> None:
         """Take those in that stand in front, have their first token, and all but their last one computed."""
         group, running, joining = self._group, self._running, 0
-        room = self.config.max_num_batched_tokens - len(group)
+        room = self.config.max_num_batched_tokens - len(group.members)
         while joining < len(running) and joining < room:
             entry = running[joining]
             s = entry.sequence
