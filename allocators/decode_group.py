@@ -25,7 +25,7 @@ class DecodeGroup(Sequence[KVSequence]):
     Joining and leaving are O(log members), a step or a leap is O(1).
     """
 
-    __slots__ = ("_ends", "_steps", "context_tokens", "joined", "lead", "members")
+    __slots__ = ("_ends", "_joins", "_steps", "context_tokens", "joined", "lead", "members")
 
     def __init__(self) -> None:
         self.members: dict[int, KVSequence] = {}
@@ -37,8 +37,9 @@ class DecodeGroup(Sequence[KVSequence]):
         self.lead = 0
         """Steps that the members' own counts do not know of."""
         self._steps = 0
-        self._ends: list[tuple[int, int]] = []
-        """A heap of (step after which it has its last token, id)."""
+        self._joins = 0
+        self._ends: list[tuple[int, int, KVSequence]] = []
+        """A heap of (step after which it has its last token, how many joined before it, itself)."""
 
     def __len__(self) -> int:
         return len(self.members)
@@ -65,7 +66,8 @@ class DecodeGroup(Sequence[KVSequence]):
         self.members[s.id] = s
         self.joined.append(s)
         self.context_tokens += s.num_computed_tokens
-        heappush(self._ends, (self._steps + final_tokens - s.num_tokens, s.id))
+        self._joins += 1
+        heappush(self._ends, (self._steps + final_tokens - s.num_tokens, self._joins, s))
         s.num_tokens -= self.lead
         s.num_computed_tokens -= self.lead
 
@@ -79,18 +81,13 @@ class DecodeGroup(Sequence[KVSequence]):
         self.context_tokens += steps * len(self.members)
         ends, ended = self._ends, []
         while ends and ends[0][0] <= self._steps:
-            ended.append(heappop(ends)[1])
-        if len(ended) > 1:  # ids are no order of running
-            gone = set(ended)
-            ended = [id for id in self.members if id in gone]
-        return [self._leave(id) for id in ended]
-
-    def _leave(self, id: int) -> KVSequence:
-        s = self.members.pop(id)
-        s.num_tokens += self.lead
-        s.num_computed_tokens += self.lead
-        self.context_tokens -= s.num_computed_tokens
-        return s
+            s = heappop(ends)[2]
+            del self.members[s.id]
+            s.num_tokens += self.lead
+            s.num_computed_tokens += self.lead
+            self.context_tokens -= s.num_computed_tokens
+            ended.append(s)
+        return ended
 
     def fold(self) -> None:
         """Tell the members of the steps that their counts do not know of. O(members), O(1) if there are none."""

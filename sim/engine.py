@@ -32,6 +32,8 @@ from hbmtwin.workloads.records import Request, Source, Status
 
 LAST = EventPriority(2)
 """After every arrival of the same instant: one that comes exactly at a step's end is seen by the next step."""
+
+
 class Progress(NamedTuple):
     """How far a run is."""
 
@@ -114,6 +116,8 @@ class Engine:
         self._pending: dict[int, Request] = {}
         self._next_tick_ns = 0
         self._composition: object = None
+        self._over = False
+        """Whether the run ended before its traffic did."""
 
     def run(self) -> None:
         """Simulate until the traffic ends or the server dies. Raise WorkloadError from a source that is bad."""
@@ -121,7 +125,7 @@ class Engine:
         arrivals = iter(self.source.open())
         self.env.process(self._arrivals(arrivals))
         self.env.process(self._server())
-        self._row(0)
+        self._row_now()
         self.env.run()
         if not self._over and self.scheduler.has_work:
             self.standstill = deadlock(self.scheduler.unfinished(), int(self.env.now))
@@ -130,12 +134,7 @@ class Engine:
         elif self.standstill is not None:
             self._close_early(self.standstill.time_ns, self.standstill.kind, arrivals)
         elif self.recorder.last_row_ns < self.env.now:  # what came last was rejected, and left no row
-            self._row(int(self.env.now))
-
-    @property
-    def _over(self) -> bool:
-        """Whether the run ended before its traffic did."""
-        return self.oom is not None or self.standstill is not None
+            self._row_now()
 
     # Arrivals
 
@@ -183,8 +182,8 @@ class Engine:
             self.recorder.now_ns = start
             before = None
             if self.recorder.last_row_ns < start:  # else a row of this moment stands already
-                counts = self._counts()
-                row = self.books.row(scheduler.running_tokens, scheduler.padding_tokens, counts.running)
+                counts = self._counts(scheduler.num_waiting)
+                row = self.books.row(scheduler.running_tokens, scheduler.padding_tokens, counts[0])
                 before = row, counts
             plan = scheduler.schedule(self.kv)
             if plan.preempted or plan.rejected:
@@ -215,15 +214,16 @@ class Engine:
             if plan.admitted:
                 self._note_admitted(plan, start)
             leap = self._leap(plan, batch, start, changed)
-            counts = self._counts()  # rows within the leap stand before the arrival that may cut it
+            waiting = scheduler.num_waiting  # rows within the leap stand before the arrival that may cut it
             yield _Last(env, leap.end_of(leap.steps) - start)
-            self._finish_leap(plan, leap, start, counts)
+            self._finish_leap(plan, leap, start, waiting)
         if self.standstill is not None:
             self.standstill = self.standstill._replace(time_ns=int(env.now))
 
     def _watch_for_standstill(self, plan: Plan | None, gave_way: int, now: int) -> None:
         if self.standstill is None:
             self.standstill = self._watch.gave_way(plan, gave_way, self.scheduler, now)
+            self._over = self.standstill is not None
 
     def _leap(self, plan: Plan, batch: BatchShape, start: int, changed: bool) -> Leap:
         """As many steps of the plan as are certain to be alike and reach no further than the next event."""
@@ -238,64 +238,63 @@ class Engine:
         leap = Leap(self.cost, batch, start + self._work_ns(work), k, changed)
         return leap.cut_at(self.env.peek())
 
-    def _finish_leap(self, plan: Plan, leap: Leap, start: int, counts: Counts) -> None:
+    def _finish_leap(self, plan: Plan, leap: Leap, start: int, waiting: int) -> None:
+        """*waiting*: requests in the queue when it began."""
         now, k, done = int(self.env.now), leap.steps, 1
-        recorder, tokens = self.recorder, plan.tokens
+        scheduler, recorder = self.scheduler, self.recorder
         recorder.now_ns = now
-        for step, time_ns in leap.rows_within(self._next_tick_ns, recorder.interval_ns):
-            self._advance(plan, step - done)
-            done = step
-            self._row(time_ns, self._slots_after(plan, tokens, step), counts)
-        self._advance(plan, k - done)
-        self.forward.repeat(k - 1)
-        recorder.leap(
-            start, now - start, k, plan.everyone() if recorder.steps_wanted else (), plan.preempted, leap.end_of
-        )
-        if k == 1:  # leaps of more than one step hold no first token, and groups have theirs
-            for s, new in chain(plan.scheduled, ((s, 0) for s in plan.forked)):
+        first, further, padding = plan.tokens, len(plan.decodes), plan.padding_tokens
+        # What running sequences hold before the first step; each adds its tokens, and padding is none of them.
+        tokens, padded = scheduler.running_tokens + first - further, scheduler.padding_tokens
+        if k > 1:
+            for step, time_ns in leap.rows_within(self._next_tick_ns, recorder.interval_ns):
+                self._advance(plan, step - done)
+                done = step
+                slots = tokens + step * (further - padding), padded + step * padding
+                self._row(time_ns, *slots, self._counts(waiting))
+            self._advance(plan, k - done)
+            self.forward.repeat(k - 1)
+        else:  # leaps of more than one step hold no first token, and groups have theirs
+            for s, new in plan.scheduled if not plan.forked else chain(plan.scheduled, ((s, 0) for s in plan.forked)):
                 times = self._live[s.id]
                 if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
                     times.first_token_ns = now
-        full = self._slots_after(plan, tokens, k)
-        finished = self.scheduler.commit(plan, k)
+        scheduled = plan.everyone() if recorder.steps_wanted else ()
+        recorder.leap(start, now - start, k, scheduled, plan.preempted, leap.end_of)
+        running = scheduler.num_running
+        finished = scheduler.commit(plan, k)
         if finished:  # both sides of the drop: what they held to the end, and what is left
-            self._row(now, full, counts._replace(waiting=self.scheduler.num_waiting))
-        for f in finished:
-            self._finish(f, now)
+            slots = tokens + k * (further - padding), padded + k * padding
+            self._row(now, *slots, self._counts(scheduler.num_waiting, running))
+            for f in finished:
+                self._finish(f, now)
         if finished or now >= self._next_tick_ns or (leap.changed and k == 1):
-            self._row(now)
+            self._row_now()
         if self.progress is not None:
             self.events += 1
             if self.events % 256 == 0:
-                self.progress(
-                    Progress(now / 1e9, self.completed, self.source.total_requests, self.scheduler.num_running)
-                )
+                self.progress(Progress(now / 1e9, self.completed, self.source.total_requests, scheduler.num_running))
 
     def _advance(self, plan: Plan, steps: int) -> None:
         """Bring memory to where *steps* further steps leave it."""
-        if not steps:
-            return
-        self.kv.advance(plan.decodes, steps)
-        self.recorder.op_index += self.forward.repeated_operations * steps
+        if steps:
+            self.kv.advance(plan.decodes, steps)
+            self.recorder.op_index += self.forward.repeated_operations * steps
 
-    def _slots_after(self, plan: Plan, tokens: int, step: int) -> tuple[int, int]:
-        """Tokens and padding of running sequences at the end of a step that is not committed yet, where the first
-        computes so many *tokens*."""
-        computed = tokens + (step - 1) * len(plan.decodes)
-        padding = step * plan.padding_tokens
-        return self.scheduler.running_tokens + computed - padding, self.scheduler.padding_tokens + padding
-
-    def _row(self, time_ns: int, slots: tuple[int, int] | None = None, counts: Counts | None = None) -> None:
-        tokens, padding = slots or (self.scheduler.running_tokens, self.scheduler.padding_tokens)
-        counts = counts or self._counts()
-        self.recorder.row(time_ns, self.books.row(tokens, padding, counts.running), counts, self.kv)
+    def _row(self, time_ns: int, tokens: int, padding: int, counts: Counts) -> None:
+        self.recorder.row(time_ns, self.books.row(tokens, padding, counts[0]), counts, self.kv)
         interval = self.recorder.interval_ns
         self._next_tick_ns = (time_ns // interval + 1) * interval
 
-    def _counts(self) -> Counts:
-        return Counts(
-            self.scheduler.num_running,
-            self.scheduler.num_waiting,
+    def _row_now(self) -> None:
+        scheduler = self.scheduler
+        counts = self._counts(scheduler.num_waiting)
+        self._row(int(self.env.now), scheduler.running_tokens, scheduler.padding_tokens, counts)
+
+    def _counts(self, waiting: int, running: int | None = None) -> Counts:
+        return (
+            self.scheduler.num_running if running is None else running,
+            waiting,
             self.kv.usage().parked_sessions if self.config.keeps_parked else 0,
             self.preemptions,
             self.hit_tokens,
@@ -413,19 +412,20 @@ class Engine:
         for f in failed.finished:
             self._finish(f, now)
         self._composition = None
-        self._row(now)
+        self._row_now()
 
     def _die(self, facts: OomFacts, torch_message: str = "") -> None:
         """The process dies: keep the record, the last row and the map of this moment."""
         now = int(self.env.now)
         complete = complete_facts(facts, self.books, self.forward, self.arena)
         self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner, torch_message=torch_message)
+        self._over = True
         self.recorder.now_ns = now
         # The step was not committed: the tokens that are physically there are the policy's to count.
         padding, usage = self.scheduler.padding_tokens, self.kv.usage()
         tokens = (usage.token + usage.dropped + usage.shared) // self.books.token_bytes - padding
-        counts = self._counts()
-        self.recorder.row(now, self.books.row(tokens, padding, counts.running), counts, self.kv)
+        counts = self._counts(self.scheduler.num_waiting)
+        self.recorder.row(now, self.books.row(tokens, padding, counts[0]), counts, self.kv)
         self.recorder.address_map(now, self.kv)
 
     def _count_end(self, e: Finished | Unfinished, now: int) -> None:
@@ -435,7 +435,7 @@ class Engine:
     def _close_early(self, now: int, why: str, arrivals: Iterable[Request]) -> None:
         """Write the rows of requests that the end of the run cut off, and of those that were never submitted."""
         if self.recorder.last_row_ns < now:
-            self._row(now)
+            self._row_now()
         generated = {u.request.id: u.output_tokens for u in self.scheduler.unfinished()}
         following: list[Request] = []
         for times in self._live.values():  # also those whose rejection was not answered yet

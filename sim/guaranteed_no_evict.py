@@ -73,7 +73,7 @@ class GuaranteedNoEvictScheduler(VllmScheduler):
             del waiting[place]
             running.append(entry)
             s.num_computed_tokens = hit
-            self._running_tokens += hit
+            self.running_tokens += hit
             plan.admitted.append(Admitted(entry.request, s, hit))
             plan.scheduled.append((s, new))
             if s.num_tokens - hit == 1:

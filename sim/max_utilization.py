@@ -121,7 +121,7 @@ class MaxUtilizationScheduler(VllmScheduler):
             if not runs:
                 self._running.append(entry)
                 s.num_computed_tokens = hit
-                self._running_tokens += hit
+                self.running_tokens += hit
                 plan.admitted.append(Admitted(entry.request, s, hit))
             held = blocks_of(tokens + new, size)
         self._room -= needed

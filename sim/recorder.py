@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,20 +23,11 @@ from hbmtwin.sim.books import ENTRY_WIDTH, DeviceTerms, Entry, Row, rows_of
 from hbmtwin.sim.columns import Chunk, Columns
 from hbmtwin.workloads.records import Request, Status
 
-
-class Counts(NamedTuple):
-    """The columns of a timeline row that count things, not bytes."""
-
-    running: int
-    waiting: int
-    parked: int
-    """Sessions whose history waits for the next turn."""
-    preemptions: int
-    """So far."""
-    hit_tokens: int
-    """Tokens found in memory at admission, so far."""
-    queried_tokens: int
-    """Prompt tokens for which memory was searched at admission, so far."""
+COUNT_COLUMNS = ("running", "waiting", "parked", "preemptions", "hit_tokens", "queried_tokens")
+"""The columns of a timeline row that count things, not bytes: requests; sessions whose history waits for the next turn;
+and so far preemptions, tokens found in memory at admission, and prompt tokens for which memory was searched then."""
+Counts = tuple[int, int, int, int, int, int]
+"""Their values; a plain tuple, as one is made at every step end."""
 
 
 REQUEST_COLUMNS = (
@@ -57,7 +47,7 @@ REQUEST_COLUMNS = (
     "preemptions",
     "dropped_tokens",
 )
-TIMELINE_COLUMNS = ("time_ns", *Row._fields, *Counts._fields)
+TIMELINE_COLUMNS = ("time_ns", *Row._fields, *COUNT_COLUMNS)
 MAX_MAPS = 16
 """Address maps kept of a run when no interval is given: when it is full, every second one is dropped."""
 
@@ -93,7 +83,7 @@ class Recorder:
     """Kept by the engine, so that operations can be stamped."""
     last_row_ns: int = -1
     """Time of the last timeline row, -1 before the first."""
-    _rows: Chunk = field(default_factory=lambda: Chunk(1 + ENTRY_WIDTH + len(Counts._fields)))
+    _rows: Chunk = field(default_factory=lambda: Chunk(1 + ENTRY_WIDTH + len(COUNT_COLUMNS)))
     _devices: list[DeviceTerms] = field(default_factory=list)
     """Those of the rows that wait, in order."""
     _timeline: Columns = field(default_factory=lambda: Columns(TIMELINE_COLUMNS))
@@ -160,7 +150,7 @@ class Recorder:
         if not self._devices:
             return
         time_ns, *waiting = self._rows.columns()
-        entries, counts = waiting[: -len(Counts._fields)], waiting[-len(Counts._fields) :]
+        entries, counts = waiting[: -len(COUNT_COLUMNS)], waiting[-len(COUNT_COLUMNS) :]
         self._timeline.extend((time_ns, *rows_of(time_ns, self._devices, entries), *counts))
         self._rows.clear()
         self._devices.clear()

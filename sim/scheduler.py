@@ -231,8 +231,10 @@ class QueueScheduler(ABC):
         self._running: list[Entry] = []
         self._entries: dict[int, Entry] = {}
         self._rejected: list[tuple[Request, str]] = []
-        self._running_tokens = 0
-        self._padding_tokens = 0
+        self.running_tokens = 0
+        """Computed tokens of running sequences, at the last commit. Only schedulers write these two."""
+        self.padding_tokens = 0
+        """Computed slots of running sequences that hold padding, at the last commit."""
         self._most_running = config.max_num_seqs
         """Fewer than ``max_num_seqs`` from a failed step until a sequence ends."""
 
@@ -252,16 +254,6 @@ class QueueScheduler(ABC):
     def has_work(self) -> bool:
         """Whether anything runs, waits, or is to be answered."""
         return bool(self._running or self.num_waiting or self._rejected)
-
-    @property
-    def running_tokens(self) -> int:
-        """Computed tokens of running sequences, at the last commit."""
-        return self._running_tokens
-
-    @property
-    def padding_tokens(self) -> int:
-        """Computed slots of running sequences that hold padding, at the last commit."""
-        return self._padding_tokens
 
     def add(self, r: Request, now_ns: int) -> None:
         """Queue a request, or note its rejection for the next plan."""
@@ -305,13 +297,15 @@ class QueueScheduler(ABC):
 
     def _finish(self, ended: Sequence[Entry]) -> list[Finished]:
         """Take those that ended out of the running ones; whoever waits may come again. O(running)."""
+        if not ended:
+            return []
         for entry in ended:
             self._uncount(entry)
             del self._entries[entry.sequence.id]
-        if ended:
+        if self._running:
             gone = {entry.sequence.id for entry in ended}
             self._running = [e for e in self._running if e.sequence.id not in gone]
-            self._most_running = self.config.max_num_seqs
+        self._most_running = self.config.max_num_seqs
         return [Finished(e.request, e.sequence, e.output_tokens) for e in ended]
 
     def _back_to_queue(self, entry: Entry) -> None:
@@ -330,8 +324,8 @@ class QueueScheduler(ABC):
 
     def _uncount(self, entry: Entry) -> None:
         tokens = entry.held_tokens
-        self._running_tokens -= tokens
-        self._padding_tokens -= entry.sequence.num_computed_tokens - tokens
+        self.running_tokens -= tokens
+        self.padding_tokens -= entry.sequence.num_computed_tokens - tokens
 
     # -- a step that failed ------------------------------------------------------------------------------------------
 

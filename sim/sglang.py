@@ -135,7 +135,7 @@ class SglangScheduler(VllmScheduler):
             waiting.popleft()
             running.append(entry)
             s.num_computed_tokens = hit
-            self._running_tokens += hit
+            self.running_tokens += hit
             plan.admitted.append(Admitted(entry.request, s, hit))
             budget -= -(-new // page) * page
             promised += page + reserved

@@ -180,7 +180,7 @@ class StaticBatchScheduler(QueueScheduler):
         for entry, hit in zip(batch, hits, strict=True):
             s = entry.sequence
             s.num_computed_tokens = hit
-            self._running_tokens += hit
+            self.running_tokens += hit
             plan.admitted.append(Admitted(entry.request, s, hit))
             plan.scheduled.append((s, s.num_tokens - hit))
             plan.padding_tokens += entry.padding
@@ -199,8 +199,8 @@ class StaticBatchScheduler(QueueScheduler):
         """Count *k* steps; return the whole batch at its end (``variable``: those that ended). O(batch)."""
         computed = sum(new for _, new in p.scheduled) + (k - 1) * len(p.scheduled)
         padding = k * p.padding_tokens
-        self._running_tokens += computed - padding
-        self._padding_tokens += padding
+        self.running_tokens += computed - padding
+        self.padding_tokens += padding
         for s, new in p.scheduled:
             s.num_computed_tokens += new + k - 1
             s.num_tokens += k

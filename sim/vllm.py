@@ -195,7 +195,7 @@ class VllmScheduler(QueueScheduler):
             waiting.popleft()
             running.append(entry)
             s.num_computed_tokens = hit
-            self._running_tokens += hit
+            self.running_tokens += hit
             plan.admitted.append(Admitted(entry.request, s, hit))
             plan.scheduled.append((s, new))
             if s.num_tokens - hit == 1:
@@ -237,18 +237,18 @@ class VllmScheduler(QueueScheduler):
         """Count *k* steps; those that sampled their last token leave. O(scheduled one by one)."""
         ended: list[Entry] = []
         if p.group is not None:
-            self._running_tokens += k * len(p.group.members)
-            ended += [self._entries[s.id] for s in p.group.go(k)]
+            self.running_tokens += k * len(p.group.members)
+            ended = [self._entries[s.id] for s in p.group.go(k)]
         for s, new in p.scheduled:
             computed = new + k - 1
             s.num_computed_tokens += computed
-            self._running_tokens += computed
+            self.running_tokens += computed
             if s.num_computed_tokens + 1 - k == s.num_tokens:
                 s.num_tokens += k
                 entry = self._entries[s.id]
                 if s.num_tokens >= entry.final_tokens:
                     ended.append(entry)
-        finished = self._finish(ended) if ended else []
+        finished = self._finish(ended)
         if self._together is not None and self._running:
             self._join()
         return finished

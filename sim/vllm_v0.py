@@ -111,7 +111,7 @@ class VllmV0Scheduler(VllmScheduler):
     def _run(self, plan: Plan, entry: Entry, hit: int) -> None:
         self._running.append(entry)
         entry.sequence.num_computed_tokens = hit
-        self._running_tokens += hit
+        self.running_tokens += hit
         plan.admitted.append(Admitted(entry.request, entry.sequence, hit))
 
     def _reject(self, plan: Plan, kv: PagedV0Policy, entries: Iterable[Entry], why: str) -> None:
@@ -197,7 +197,7 @@ class VllmV0Scheduler(VllmScheduler):
             for entry in _take(self._swapped, samples):
                 _granted(kv.swap_in(entry.sequence))
                 running.append(entry)
-                self._running_tokens += entry.sequence.num_computed_tokens
+                self.running_tokens += entry.sequence.num_computed_tokens
             for s in sequences:
                 _granted(kv.reserve(s, 1, admitting=True, others_running=True))
                 plan.scheduled.append((s, 1))

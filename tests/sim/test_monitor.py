@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from hbmtwin.sim.books import Row
 from hbmtwin.sim.monitor import USED, Limit, alerts, kv_monitor
-from hbmtwin.sim.recorder import Counts
+from hbmtwin.sim.recorder import COUNT_COLUMNS
 
 SECOND = 10**9
 
 
 def timeline(*rows: dict[str, int]) -> pd.DataFrame:
     """Rows in which what is not given is 0."""
-    names = ["time_ns", *Row._fields, *Counts._fields]
+    names = ["time_ns", *Row._fields, *COUNT_COLUMNS]
     return pd.DataFrame([{name: row.get(name, 0) for name in names} for row in rows], dtype="int64")
 
 

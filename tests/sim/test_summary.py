@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from hbmtwin.sim.books import Row
-from hbmtwin.sim.recorder import REQUEST_COLUMNS, Counts
+from hbmtwin.sim.recorder import COUNT_COLUMNS, REQUEST_COLUMNS
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.summary import dropped, latencies, memory_means, percentiles, request_counts, time_weighted_mean
@@ -44,7 +44,7 @@ def test_where_no_time_passes_there_is_no_mean() -> None:
 
 def timeline(*rows: dict[str, int]) -> pd.DataFrame:
     """Rows of a device of 1,000 bytes; what is not given is 0, and the driver has the rest."""
-    names = ["time_ns", *Row._fields, *Counts._fields]
+    names = ["time_ns", *Row._fields, *COUNT_COLUMNS]
     frame = pd.DataFrame([{name: row.get(name, 0) for name in names} for row in rows], dtype="int64")
     frame["driver_free"] = 1000 - frame[list(Row._fields)].sum(axis=1)
     return frame
@@ -166,7 +166,7 @@ def test_every_column_and_every_number_is_defined() -> None:
     series = ["used_bytes", "usage", "hit_rate", "worst", "cleared_s", "dropped_tokens", "turns_with_dropped_tokens"]
     assert {
         *Row._fields,
-        *Counts._fields,
+        *COUNT_COLUMNS,
         *REQUEST_COLUMNS,
         *series,
         *memory_means(timeline({"weights": 9}, {"time_ns": 1, "weights": 9}), 1),
