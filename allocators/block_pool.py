@@ -30,6 +30,11 @@ class BlockPool:
         """The head of the queue. Raise IndexError if there is none."""
         return self.free.popleft()
 
+    def take_many(self, count: int) -> list[int]:
+        """So many from the head, in order; none for less than one."""
+        popleft = self.free.popleft
+        return [popleft() for _ in range(count)]
+
     def put_back(self, blocks: Iterable[int]) -> None:
         """To the tail, in this order."""
         self.free.extend(blocks)

@@ -150,7 +150,7 @@ class PagedPolicy(PoolPolicy):
             table.blocks += adopted
             table.keyed = len(adopted)
             table.next_key = hit + size
-        table.blocks += [self._pool.take() for _ in range(need)]
+        table.blocks += self._pool.take_many(need)
         told = min(tokens, s.num_tokens)  # drafts get no key
         if cache is not None and told >= table.next_key:
             self._register(cache, table, s, told // size)

@@ -209,6 +209,10 @@ class PrefixCache:
             if not self.refs[block]:
                 self.cached -= 1
 
+    def take_many(self, count: int) -> list[int]:
+        """So many from the head, in order; none for less than one."""
+        return [self.take() for _ in range(count)]
+
     def put_back(self, blocks: Sequence[int]) -> None:
         """One reference less to each in this order. Of those without any left, ones with a key go to the tail in this
         order and ones without a key to the head, in this order too (to the tail with the others in older releases)."""

@@ -106,14 +106,17 @@ class RooflineCost:
     def _mixed(self, b: BatchShape) -> int:
         """Ticks of the device for a step in which somebody prefills."""
         count = b.decode_count
-        prompts = sum([new for new, _ in b.prefill])
+        prompts = attention = 0
+        for new, context in b.prefill:
+            prompts += new
+            attention += self.attention.prefill_ticks(new, context)
         tokens, rows = count + prompts, count + len(b.prefill)
         total = self._fixed + max(self._weights, tokens * self._token + rows * self._row)
         total += tokens * self._allreduce_token + rows * self.mamba.sequence_ticks
         total += prompts * self.mamba.prefill_token_ticks
         if count:
             total += self._launch + b.kv_read_tokens * self._read + b.window_read_tokens * self._window_read
-        return total + sum([self.attention.prefill_ticks(new, context) for new, context in b.prefill])
+        return total + attention
 
 
 def _allreduce_ticks(model: ModelShape, device: DeviceSpec, tp: int) -> tuple[int, int]:

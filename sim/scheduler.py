@@ -103,8 +103,10 @@ class Plan:
         single = [] if self.group is None else list(self.group.members)
         if not self.scheduled:
             return single, []
-        single += [s.id for s, new in self.scheduled if new == 1]
-        return single, [(s.id, new) for s, new in self.scheduled if new > 1]
+        several = [(s.id, new) for s, new in self.scheduled if new > 1]
+        if len(several) < len(self.scheduled):
+            single += [s.id for s, new in self.scheduled if new == 1]
+        return single, several
 
     def everyone(self) -> list[tuple[KVSequence, int]]:
         """All that compute in a step, with the number of their tokens, in running order. O(sequences)."""

@@ -20,7 +20,7 @@ Each term is the difference of two replays, of which one has it and the other ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from hbmtwin.allocators.direct import DirectAllocator, DirectConfig
 from hbmtwin.allocators.driver import HbmDriver
@@ -73,7 +73,7 @@ def reuse_terms(requests: Sequence[Request], capacities: Iterable[int], block_si
         )
     chains = [block_chain(r.spans, block_size, partial=True) for r in requests]
     whole = [chain[: r.prompt_tokens // block_size] for chain, r in zip(chains, requests, strict=True)]
-    silent = [replace(r, output_tokens=1) for r in requests]  # the one token that is sampled is never computed
+    silent = [r._replace(output_tokens=1) for r in requests]  # the one token that is sampled is never computed
     cut = [_whole_blocks_and_one_token(r, block_size) for r in silent]
     return [_terms(requests, chains, whole, silent, cut, capacity, block_size) for capacity in capacities]
 
@@ -171,7 +171,7 @@ def _whole_blocks_and_one_token(r: Request, block_size: int) -> Request:
     that is not full, and no block ends with the last token."""
     tokens = r.prompt_tokens // block_size * block_size
     spans = (*_first(r.spans, tokens), (f"cut/{r.id}", 0, 1))
-    return replace(r, prompt_tokens=tokens + 1, spans=spans)
+    return r._replace(prompt_tokens=tokens + 1, spans=spans)
 
 
 def _first(spans: tuple[Span, ...], tokens: int) -> Iterator[Span]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from hbmtwin.workloads.draws import Purpose, uniform
@@ -38,4 +37,4 @@ class Priorities:
 
     def _ranked(self, r: Request) -> Request:
         drawn = uniform(self._seed, Purpose.PRIORITY, r.session, 0)
-        return replace(r, priority=bisect_right(self._bounds, drawn))
+        return r._replace(priority=bisect_right(self._bounds, drawn))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Span = tuple[str | int, int, int]
 """``(stream, start, length)``: *length* tokens of the endless token stream *stream*, from position *start*."""
@@ -23,8 +22,7 @@ class Status(Enum):
     """It had not been submitted when the run ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request of one turn of one session, as the client knows it.
 
     ``output_tokens`` is the truth that a server does not know; ``max_tokens`` is what it is told. ``spans`` is the

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -84,7 +83,7 @@ class Replay:
             request = queue.popleft()
             if not request.has_next:
                 del self._waiting[r.session]
-            return replace(request, arrival_ns=max(request.arrival_ns, end_ns))
+            return request._replace(arrival_ns=max(request.arrival_ns, end_ns))
         self._waiting.pop(r.session, None)
         return None
 

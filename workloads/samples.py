@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from hbmtwin.workloads.records import Request, Source, Status, WorkloadError
 
@@ -35,7 +34,7 @@ class Samples:
                     "to go on with: take traffic whose sessions have one turn, or samples = 1"
                 )
             for sample in range(self._samples):
-                yield replace(r, id=r.id * self._samples + sample, sample=sample)
+                yield r._replace(id=r.id * self._samples + sample, sample=sample)
 
     def next_turn(self, r: Request, end_ns: int, status: Status) -> Request | None:
         """None: no turn follows."""

@@ -88,7 +88,7 @@ def test_lengths_and_think_times_are_the_same_however_slow_the_server_is(
         made = set()
         for r, end_ns in play(source, service_ns):
             user = r.session % 3
-            made.add((replace(r, arrival_ns=0), r.arrival_ns - ended.get(user, 0)))
+            made.add((r._replace(arrival_ns=0), r.arrival_ns - ended.get(user, 0)))
             ended[user] = end_ns
         return made
 

@@ -86,7 +86,7 @@ def test_a_conversation_of_twenty_turns(play: Play) -> None:
 def test_a_history_that_loses_an_answer_would_be_caught(play: Play) -> None:
     conversations = Conversations(prompt_tokens=Fixed(30), output_tokens=Fixed(150))
     turns = one_session(conversations, 3, play)
-    turns[1] = replace(turns[1], prompt_tokens=60, spans=(("user/0/0", 0, 30), ("user/0/1", 0, 30)))
+    turns[1] = turns[1]._replace(prompt_tokens=60, spans=(("user/0/0", 0, 30), ("user/0/1", 0, 30)))
     with pytest.raises(AssertionError):
         assert_each_prompt_is_the_history_and_new_text(turns)
 

@@ -35,7 +35,7 @@ def test_each_prompt_comes_as_often_at_the_same_time(play: Play) -> None:
     assert source.total_requests == len(requests) == 60
     assert [r.id for r in requests] == list(range(60))
     for number, r in enumerate(requests):
-        assert r == replace(prompts[number // 3], id=number, sample=number % 3)
+        assert r == prompts[number // 3]._replace(id=number, sample=number % 3)
 
 
 def test_each_sample_has_an_output_stream_of_its_own() -> None:

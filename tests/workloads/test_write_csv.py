@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ ONE = Request(
 
 
 def test_the_file_is_plain(tmp_path: Path) -> None:
-    write_csv([ONE, replace(ONE, session=5, turn=0, arrival_ns=12 * 10**9)], tmp_path / "out.csv")
+    write_csv([ONE, ONE._replace(session=5, turn=0, arrival_ns=12 * 10**9)], tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_bytes() == (
         b"arrival_s,prompt_tokens,output_tokens,session,turn\n1.000000001,50,7,4,2\n12.000000000,50,7,5,0\n"
     )
@@ -56,5 +55,5 @@ def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(tmp_path: 
 
 def test_requests_out_of_order_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"^request 3 arrives before the one above it; sort by arrival_ns$"):
-        write_csv([ONE, replace(ONE, id=3, arrival_ns=5)], tmp_path / "out.csv")
+        write_csv([ONE, ONE._replace(id=3, arrival_ns=5)], tmp_path / "out.csv")
     assert list(tmp_path.iterdir()) == []
