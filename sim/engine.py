@@ -365,8 +365,9 @@ class Engine:
         computed = f.sequence.num_computed_tokens
         dropped = computed - self.kv.kept(computed) if self.config.counts_dropped else 0
         following = self._end(f.request, now, f.output_tokens, Status.COMPLETED, "", dropped)
-        continues = following.session == f.request.session if following else f.request.has_next
-        park = continues and self.config.between_turns == "keep" and self.config.keeps_parked
+        park = False
+        if self.config.keeps_parked and self.config.between_turns == "keep":
+            park = following.session == f.request.session if following else f.request.has_next
         self.kv.release(f.sequence, Release.PARK if park else Release.FINISH)
 
     def _end(

@@ -70,7 +70,7 @@ class MaxUtilizationScheduler(VllmScheduler):
     def schedule(self, kv: KVPolicy) -> Plan:
         """Walk the requests by arrival until one does not fit. O(requests that fit) calls of the policy."""
         pool = pool_of(kv, self.name)
-        plan = Plan(rejected=self._rejected)
+        plan = Plan(self._rejected)
         self._rejected = []
         self._room, self._owed, self._passed_over = pool.free_blocks, 0, False
         started = {entry.sequence.id for entry in self._running}

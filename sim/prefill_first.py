@@ -40,7 +40,7 @@ class PrefillFirstScheduler(VllmScheduler):
 
     def schedule(self, kv: KVPolicy) -> Plan:
         """Prompts, or a token of everyone. O(running + admitted) calls of the policy."""
-        plan = Plan(rejected=self._rejected)
+        plan = Plan(self._rejected)
         self._rejected = []
         self._admit(plan, kv, self.config.max_num_batched_tokens)
         if not plan.admitted:

@@ -89,7 +89,7 @@ class Recorder:
     _timeline: Columns = field(default_factory=lambda: Columns(TIMELINE_COLUMNS))
     _ended: Chunk = field(default_factory=lambda: Chunk(len(REQUEST_COLUMNS) + 1))
     _requests: Columns = field(default_factory=lambda: Columns((*REQUEST_COLUMNS, "how")))
-    _ends: dict[tuple[Status, str], int] = field(default_factory=dict)
+    _ends: dict[tuple[Status, str], int] = field(default_factory=lambda: {(Status.COMPLETED, ""): 0})
     """How requests ended so far, by number."""
     _maps: list[list[MapRow]] = field(default_factory=list)
     _next_map_ns: int = 0
@@ -209,9 +209,14 @@ class Recorder:
             output_tokens,
             times.preemptions,
             dropped_tokens,
-            self._ends.setdefault((status, reason), len(self._ends)),
+            self._how(status, reason),
         ):
             self._sort_ended()
+
+    def _how(self, status: Status, reason: str) -> int:
+        if status is Status.COMPLETED and not reason:  # nearly all: hashing an enum's member is a call of Python's
+            return 0
+        return self._ends.setdefault((status, reason), len(self._ends))
 
     def _sort_ended(self) -> None:
         self._requests.extend(self._ended.columns())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
@@ -61,27 +61,41 @@ class Failed(NamedTuple):
     """Requests of a padded batch that waited for its longest; their memory is still held."""
 
 
-@dataclass(slots=True)
 class Plan:
-    """One step: what is computed, in running order, and what changed on the way."""
+    """One step: what is computed, in running order, and what changed on the way. Made at every step end."""
 
-    group: DecodeGroup | None = None
-    """Those in front that compute exactly their last token, all of them together; never an empty one."""
-    scheduled: list[tuple[KVSequence, int]] = field(default_factory=list)
-    """Those behind the group, one by one."""
-    decoding: list[KVSequence] = field(default_factory=list)
-    """Those of ``scheduled`` that compute exactly their last token."""
-    padding_tokens: int = 0
-    """How many of the tokens that each step of the plan computes are padding."""
-    forked: list[KVSequence] = field(default_factory=list)
-    """Newcomers that share the prompt of one of ``scheduled``, and get their first token with it; they compute none."""
-    admitted: list[Admitted] = field(default_factory=list)
-    preempted: list[KVSequence] = field(default_factory=list)
-    rejected: list[tuple[Request, str]] = field(default_factory=list)
-    dropped: list[KVSequence] = field(default_factory=list)
-    """Those of the rejected that ran, or were swapped out."""
-    exhausted: tuple[KVSequence, Refused] | None = None
-    """A running sequence that cannot go on, and for which nobody was preempted; nothing else is to be computed."""
+    __slots__ = (
+        "admitted",
+        "decoding",
+        "dropped",
+        "exhausted",
+        "forked",
+        "group",
+        "padding_tokens",
+        "preempted",
+        "rejected",
+        "scheduled",
+    )
+
+    def __init__(self, rejected: list[tuple[Request, str]]) -> None:
+        self.group: DecodeGroup | None = None
+        """Those in front that compute exactly their last token, all of them together; never an empty one."""
+        self.scheduled: list[tuple[KVSequence, int]] = []
+        """Those behind the group, one by one."""
+        self.decoding: list[KVSequence] = []
+        """Those of ``scheduled`` that compute exactly their last token."""
+        self.padding_tokens = 0
+        """How many of the tokens that each step of the plan computes are padding."""
+        self.forked: list[KVSequence] = []
+        """Newcomers that share the prompt of one of ``scheduled``, and get their first token with it; they compute
+        none."""
+        self.admitted: list[Admitted] = []
+        self.preempted: list[KVSequence] = []
+        self.rejected = rejected
+        self.dropped: list[KVSequence] = []
+        """Those of the rejected that ran, or were swapped out."""
+        self.exhausted: tuple[KVSequence, Refused] | None = None
+        """A running sequence that cannot go on, and for which nobody was preempted; nothing else is to be computed."""
 
     @property
     def decodes(self) -> Sequence[KVSequence]:

@@ -92,7 +92,7 @@ class SglangScheduler(VllmScheduler):
         """Prompts, or a token of everyone. O(running + admitted), with a retraction O(running * log(running))."""
         if not isinstance(kv, RadixPolicy):
             raise TypeError(f"the scheduler sglang needs the policy radix, not {type(kv).__name__}")
-        plan = Plan(rejected=self._rejected)
+        plan = Plan(self._rejected)
         self._rejected = []
         self._prefill(plan, kv)
         self._decodes = not plan.scheduled

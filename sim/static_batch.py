@@ -123,7 +123,7 @@ class StaticBatchScheduler(QueueScheduler):
 
     def schedule(self, kv: KVPolicy) -> Plan:
         """One more token of everyone in the batch, pads included, or the prompts of a new batch. O(batch) calls."""
-        plan = Plan(rejected=self._rejected)
+        plan = Plan(self._rejected)
         self._rejected = []
         if self._running:
             self._go_on(plan, kv)

@@ -92,7 +92,7 @@ class VllmScheduler(QueueScheduler):
 
     def schedule(self, kv: KVPolicy) -> Plan:
         """Running sequences first, then the queue. O(running + admitted) calls of the policy."""
-        plan = Plan(rejected=self._rejected)
+        plan = Plan(self._rejected)
         self._rejected = []
         if kv is not self._kv:
             self._kv, self._together = kv, None

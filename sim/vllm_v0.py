@@ -63,7 +63,7 @@ class VllmV0Scheduler(VllmScheduler):
         """Prompts, or a token of everyone. O(running + admitted) calls of the policy."""
         if not isinstance(kv, PagedV0Policy):
             raise TypeError(f"the scheduler vllm_v0 needs the policy paged_v0, not {type(kv).__name__}")
-        plan = Plan(rejected=self._rejected)
+        plan = Plan(self._rejected)
         self._rejected = []
         self._queue_may_go_on = False
         if not self._swapped:

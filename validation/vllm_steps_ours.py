@@ -38,7 +38,7 @@ class OurScheduler:
                 enable_chunked_prefill=server.enable_chunked_prefill,
             )
         )
-        self.plan = Plan()
+        self.plan = Plan([])
 
     def arrive(self, r: Request, tokens: Sequence[int]) -> None:
         """Into the queue; spans say what the tokens are."""

@@ -39,8 +39,15 @@ class Crowd:
             yield Unfinished(Request(s.id, s.id, 0, 0, 10, 10, 10, ()), s, 0)
 
 
+def plan_of(**fields: Any) -> Plan:
+    plan = Plan([])
+    for name, value in fields.items():
+        setattr(plan, name, value)
+    return plan
+
+
 def told(watch: Any, crowd: Crowd, now_ns: int, plan: Plan | None = None) -> Any:
-    return watch.gave_way(Plan() if plan is None else plan, 1, crowd, now_ns)
+    return watch.gave_way(plan_of() if plan is None else plan, 1, crowd, now_ns)
 
 
 A_RUNS = Crowd(1, (1, 60, 32, 0), (2, 50, 0, 40))
@@ -81,9 +88,11 @@ def test_a_token_in_between_begins_the_count_anew() -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan(scheduled=[(KVSequence(5, 5, 0, 9, 20, num_computed_tokens=8), 1)], decoding=[KVSequence(5, 5, 0, 9, 20)]),
-        Plan(scheduled=[(KVSequence(5, 5, 0, 9, 20, num_computed_tokens=4), 5)]),
-        Plan(forked=[KVSequence(5, 5, 0, 9, 20)]),
+        plan_of(
+            scheduled=[(KVSequence(5, 5, 0, 9, 20, num_computed_tokens=8), 1)], decoding=[KVSequence(5, 5, 0, 9, 20)]
+        ),
+        plan_of(scheduled=[(KVSequence(5, 5, 0, 9, 20, num_computed_tokens=4), 5)]),
+        plan_of(forked=[KVSequence(5, 5, 0, 9, 20)]),
     ],
     ids=["decode", "last chunk", "fork"],
 )
@@ -97,7 +106,7 @@ def test_a_step_that_samples_is_progress(plan: Plan) -> None:
 
 def test_a_chunk_that_is_not_the_last_is_none() -> None:
     watch = LiveLockWatch()
-    chunk = Plan(scheduled=[(KVSequence(5, 5, 0, 9, 20, num_computed_tokens=4), 4)])
+    chunk = plan_of(scheduled=[(KVSequence(5, 5, 0, 9, 20, num_computed_tokens=4), 4)])
     answers = [told(watch, A_RUNS, n, chunk) for n in range(4)]
     assert [a is None for a in answers] == [True, True, True, False]
 
