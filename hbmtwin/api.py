@@ -15,7 +15,7 @@ from hbmtwin.allocators.retention import RETENTIONS
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
-from hbmtwin.sim.engine import Progress
+from hbmtwin.sim.engine_config import Progress
 from hbmtwin.sim.experiment import compare, differences
 from hbmtwin.sim.export import EXPORT_FORMATS, check_exportable, export
 from hbmtwin.sim.kv_layout import DTYPES as KV_DTYPES

@@ -8,22 +8,20 @@ rows.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
 from itertools import chain
-from typing import Literal, NamedTuple
 
 import simpy
-from simpy.events import EventPriority
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, SeenByWaiting
 from hbmtwin.allocators.oom import OomFacts, OomRecord, OutOfMemory
 from hbmtwin.allocators.records import NO_WORK, KVSequence, Release, Work
 from hbmtwin.kernels.records import BatchShape, CostModel
 from hbmtwin.sim.books import Books
+from hbmtwin.sim.clock import Last, uncollected
+from hbmtwin.sim.engine_config import EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
+from hbmtwin.sim.inbox import Inbox
 from hbmtwin.sim.leap import Leap, batch_of, steps_within_window
 from hbmtwin.sim.oom_facts import complete_facts, refused_facts
 from hbmtwin.sim.recompute import RecomputeCounter
@@ -31,61 +29,6 @@ from hbmtwin.sim.recorder import Counts, Recorder, RequestTimes
 from hbmtwin.sim.scheduler import Fail, Finished, Plan, Scheduler, Unfinished
 from hbmtwin.sim.standstill import LiveLockWatch, Standstill, deadlock
 from hbmtwin.workloads.records import Request, Source, Status
-
-LAST = EventPriority(2)
-"""After every arrival of the same instant: one that comes exactly at a step's end is seen by the next step."""
-
-
-class Progress(NamedTuple):
-    """How far a run is."""
-
-    simulated_s: float
-    completed: int
-    total: int | None
-    running: int
-
-
-@contextmanager
-def _uncollected() -> Generator[None, None, None]:
-    """Leave cyclic garbage alone: a run makes none, and looking for it among its objects takes 5 % of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-class _Last(simpy.Event):
-    """A timeout that is handled after all other events of its instant."""
-
-    def __init__(self, env: simpy.Environment, delay: int) -> None:
-        self.env, self.callbacks = env, []  # as Event does; a call less for every leap
-        self._ok = True
-        self._value = None
-        env.schedule(self, LAST, delay)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What the engine itself must know of the scenario."""
-
-    oom: Literal["stop", "reject", "preempt"]
-    arena_limit_bytes: int
-    """What the KV arena may have of the device."""
-    between_turns: Literal["keep", "drop", "prefix_cache"] = "drop"
-    drops_tokens: bool = False
-    """Whether the KV policy's retention drops tokens, which attention then does not read."""
-    counts_dropped: bool = False
-    """Whether a retention was asked for: what a model's own windows leave behind is not lost to it."""
-    window: int = 0
-    """Tokens of the sliding window of those layers that have one; 0: none has."""
-    fixed_pool: bool = False
-    """Whether the KV policy has all of its memory from the start, in blocks."""
-    keeps_parked: bool = False
-    """Whether the KV policy can park a session's buffers (``keep`` means nothing elsewhere)."""
-    step_mode: bool = False
 
 
 class Engine:
@@ -127,54 +70,25 @@ class Engine:
         self.events = 0
         self._wake = self.env.event()
         self._live: dict[int, RequestTimes] = {}
-        self._pending: dict[int, Request] = {}
         self._next_tick_ns = 0
         self._composition: object = None
-        self._over = False
-        """Whether the run ended before its traffic did."""
 
     def run(self) -> None:
         """Simulate until the traffic ends or the server dies. Raise WorkloadError from a source that is bad."""
         self._take_work()  # loading the weights and making the pool came before time 0, and is no step's work
-        arrivals = iter(self.source.open())
-        self.env.process(self._arrivals(arrivals))
+        self._inbox = Inbox(self.env, iter(self.source.open()), self._submit)
         self.env.process(self._server())
         self._row_now()
-        with _uncollected():
+        with uncollected():
             self.env.run()
-        if not self._over and self.scheduler.has_work:
+        if not self._inbox.closed and self.scheduler.has_work:
             self.standstill = deadlock(self.scheduler.unfinished(), int(self.env.now))
         if self.oom is not None:
-            self._close_early(self.oom.time_ns, "server_died", arrivals)
+            self._close_early(self.oom.time_ns, "server_died")
         elif self.standstill is not None:
-            self._close_early(self.standstill.time_ns, self.standstill.kind, arrivals)
+            self._close_early(self.standstill.time_ns, self.standstill.kind)
         elif self.recorder.last_row_ns < self.env.now:  # what came last was rejected, and left no row
             self._row_now()
-
-    # Arrivals
-
-    def _arrivals(self, requests: Iterable[Request]) -> Generator[simpy.Event, None, None]:
-        for r in requests:
-            if r.arrival_ns > self.env.now:
-                yield self.env.timeout(r.arrival_ns - int(self.env.now))
-            if self._over:
-                self._pending[r.id] = r
-                return
-            self._submit(r)
-
-    def _follow(self, r: Request, now: int) -> None:
-        """Submit the next turn of a session when it arrives: at once if it waits for its predecessor only."""
-        if r.arrival_ns <= now:
-            self._submit(r)
-            return
-        self._pending[r.id] = r
-        timeout = self.env.timeout(r.arrival_ns - now)  # no process: its start would cut the next leap
-        timeout.callbacks.append(lambda _: self._arrive(r))
-
-    def _arrive(self, r: Request) -> None:
-        if not self._over:
-            del self._pending[r.id]
-            self._submit(r)
 
     def _submit(self, r: Request) -> None:
         self._live[r.id] = RequestTimes(r)
@@ -187,12 +101,12 @@ class Engine:
     def _server(self) -> Generator[simpy.Event, None, None]:
         env, scheduler = self.env, self.scheduler
         stuck = False
-        while not self._over:
+        while not self._inbox.closed:
             if stuck or not scheduler.has_work:
                 stuck = False
                 self._wake = env.event()
                 yield self._wake
-                yield _Last(env, 0)
+                yield Last(env, 0)
             start = int(env.now)
             self.recorder.now_ns = start
             before = None
@@ -223,14 +137,14 @@ class Engine:
             try:
                 self.forward.step(self.kv, batch)
             except OutOfMemory as error:
-                yield _Last(env, self._work_ns(self._take_work()))
+                yield Last(env, self._work_ns(self._take_work()))
                 self._ran_out(plan, error, start)
                 continue
             if plan.admitted:
                 self._note_admitted(plan, start)
             leap = self._leap(plan, batch, start, changed)
             waiting = scheduler.num_waiting  # rows within the leap stand before the arrival that may cut it
-            yield _Last(env, leap.end_of(leap.steps) - start)
+            yield Last(env, leap.end_of(leap.steps) - start)
             self._finish_leap(plan, leap, start, waiting)
         if self.standstill is not None:
             self.standstill = self.standstill._replace(time_ns=int(env.now))
@@ -238,7 +152,7 @@ class Engine:
     def _watch_for_standstill(self, plan: Plan | None, gave_way: int, now: int) -> None:
         if self.standstill is None:
             self.standstill = self._watch.gave_way(plan, gave_way, self.scheduler, now)
-            self._over = self.standstill is not None
+            self._inbox.closed = self.standstill is not None
 
     def _leap(self, plan: Plan, batch: BatchShape, start: int, changed: bool) -> Leap:
         """As many steps of the plan as are certain to be alike and reach no further than the next event."""
@@ -376,7 +290,7 @@ class Engine:
         self.recorder.end_request(self._live.pop(r.id), now, output_tokens, status, reason, dropped_tokens)
         following = self.source.next_turn(r, now, status)
         if following is not None:
-            self._follow(following, now)
+            self._inbox.follow(following, now)
         return following
 
     # Out of memory
@@ -435,7 +349,7 @@ class Engine:
         now = int(self.env.now)
         complete = complete_facts(facts, self.books, self.forward, self.arena)
         self.oom = OomRecord.of(complete, time_ns=now, request=facts.owner, torch_message=torch_message)
-        self._over = True
+        self._inbox.closed = True
         self.recorder.now_ns = now
         # The step was not committed: the tokens that are physically there are the policy's to count.
         padding, usage = self.scheduler.padding_tokens, self.kv.usage()
@@ -448,7 +362,7 @@ class Engine:
         tokens = e.request.prompt_tokens + e.output_tokens
         self.recompute.ended(e.sequence, tokens, now, self.scheduler.running_tokens)
 
-    def _close_early(self, now: int, why: str, arrivals: Iterable[Request]) -> None:
+    def _close_early(self, now: int, why: str) -> None:
         """Write the rows of requests that the end of the run cut off, and of those that were never submitted."""
         if self.recorder.last_row_ns < now:
             self._row_now()
@@ -459,7 +373,7 @@ class Engine:
             self.recorder.end_request(times, now, generated.get(r.id, 0), Status.FAILED, why)
             if (after := self.source.next_turn(r, now, Status.FAILED)) is not None:
                 following.append(after)
-        for first in chain(self._pending.values(), following, arrivals):
+        for first in chain(self._inbox.to_come.values(), following, self._inbox.traffic):
             unsent: Request | None = first
             while unsent is not None:
                 self.recorder.end_request(RequestTimes(unsent), -1, 0, Status.UNFINISHED, "not_submitted")

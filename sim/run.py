@@ -21,7 +21,8 @@ from hbmtwin.kernels.stages import stage_shapes
 from hbmtwin.kernels.weights import weight_tensors
 from hbmtwin.sim import catalog, legality, summary
 from hbmtwin.sim.books import Books
-from hbmtwin.sim.engine import Engine, EngineConfig, Progress
+from hbmtwin.sim.engine import Engine
+from hbmtwin.sim.engine_config import EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
 from hbmtwin.sim.idle_settings import config_fields
 from hbmtwin.sim.kv_layout import scale_tensors

@@ -12,7 +12,7 @@ from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.kernels.fixed_point import ticks
 from hbmtwin.kernels.records import BatchShape
 from hbmtwin.kernels.step_times import StepTimes
-from hbmtwin.sim.engine import Progress
+from hbmtwin.sim.engine_config import Progress
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
