@@ -115,8 +115,7 @@ class Engine:
                 row = self.books.row(scheduler.running_tokens, scheduler.padding_tokens, counts[0])
                 before = row, counts
             plan = scheduler.schedule(self.kv)
-            if plan.preempted or plan.rejected:
-                self._note_changes(plan, start)
+            self._note_changes(plan, start)
             if plan.preempted:
                 self._watch_for_standstill(plan, len(plan.preempted), start)
             if plan.exhausted is not None:

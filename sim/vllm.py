@@ -79,7 +79,7 @@ class VllmScheduler(QueueScheduler):
     @property
     def has_work(self) -> bool:
         """Whether anything runs, waits, or is to be answered."""
-        return bool(self._group.members or self._waiting or self._running or self._rejected)
+        return bool(self._group.members or self._running or self.num_waiting or self._rejected)
 
     def _enqueue(self, entry: Entry) -> None:
         self._waiting.append(entry)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from hbmtwin.allocators.records import KVSequence
@@ -27,7 +25,7 @@ class Ranked(Server):
 
     def rank(self, priority: int, prompt: int, output: int, arrival: int = 0) -> Ranked:
         id = len(self.id_of)
-        self.scheduler.add(replace(request(id, prompt, output), priority=priority, arrival_ns=arrival), arrival)
+        self.scheduler.add(request(id, prompt, output)._replace(priority=priority, arrival_ns=arrival), arrival)
         self.id_of[id] = id
         return self
 
@@ -44,7 +42,7 @@ def test_the_smallest_priority_is_admitted_first_and_then_the_earliest() -> None
 def test_in_order_of_arrival_priorities_do_not_matter() -> None:
     server = Server(blocks=20, max_num_seqs=1)
     for id, priority in enumerate((2, 0)):
-        server.scheduler.add(replace(request(id, 3, 1), priority=priority), 0)
+        server.scheduler.add(request(id, 3, 1)._replace(priority=priority), 0)
         server.id_of[id] = id
     assert server.steps(2) == ["+A A3 A.", "+B B3 B."]
 
@@ -105,7 +103,7 @@ def test_the_queue_is_sorted_whichever_end_it_is_given_to() -> None:
     queue = PriorityQueue()
     server = Server(blocks=4)
     for id, (priority, arrival) in enumerate([(1, 5), (0, 9), (1, 5), (1, 4), (0, 9)]):
-        r = replace(request(id, 1, 1), priority=priority, arrival_ns=arrival)
+        r = request(id, 1, 1)._replace(priority=priority, arrival_ns=arrival)
         server.scheduler.add(r, 0)
         entry: Entry = server.scheduler._entries[id]
         (queue.append if id % 2 else queue.appendleft)(entry)

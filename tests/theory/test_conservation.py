@@ -247,7 +247,7 @@ def test_a_preemption_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_requests_forgotten_at_a_death_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "_close_after_death", lambda self, arrivals: None)
+    monkeypatch.setattr(Engine, "_close_early", lambda self, now, why: None)
     result = run("caching", pressed())
     assert len(result.requests) < result.summary["requests_total"] == 12
     with pytest.raises(AssertionError, match="no request accounts for"):
