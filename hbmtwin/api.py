@@ -22,10 +22,10 @@ from hbmtwin.sim.kv_layout import DTYPES as KV_DTYPES
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
 from hbmtwin.sim.legality import notes
-from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
+from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget, memory_budget
 from hbmtwin.sim.replay import OpResult, ReplayError, Tally, make_allocator, per_op_rows, replay, write_per_op
 from hbmtwin.sim.result import Result, ResultError, check_replaceable, write_directory
-from hbmtwin.sim.run import DoesNotFit, run
+from hbmtwin.sim.run import run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
 from hbmtwin.sim.serial_reuse import ReuseTerms, reuse_terms

@@ -13,11 +13,9 @@ range (:mod:`hbmtwin.sim.engine_rules`).
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hbmtwin.allocators.caching.sizes import NPU_PAD, allocation_size, round_size
 from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
@@ -35,6 +33,7 @@ from hbmtwin.sim.engine_rules import (
     rules_for,
 )
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
+from hbmtwin.sim.pool_segments import placed_blocks
 
 SAFE_UTILIZATION = 0.95
 """The most that is advised: above it nothing is left for what the engine allocates after its plan."""
@@ -97,6 +96,17 @@ class MemoryBudget:
     def static_bytes(self) -> int:
         """What neither torch nor KV holds: context, libraries, communicators."""
         return self.context_bytes + self.non_torch_bytes + self.late_bytes
+
+
+class DoesNotFit(RuntimeError):
+    """The server would not start: the plan leaves no room for KV, or not enough for one longest request."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        super().__init__(budget)  # what pickle hands to a new one, when a run in another process does not fit
+        self.budget = budget
+
+    def __str__(self) -> str:
+        return self.budget.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,28 +366,9 @@ def _starts(q: _Question) -> bool:
 
 
 def _placed_blocks(q: _Question, b: MemoryBudget) -> int:
-    """Blocks of a pool that lies in whole segments of the caching allocator, on the rank that has the fewest.
-
-    On the safe side: a segment that several tensors share is taken to hold them and nothing else.
-    """
-    return min(_placed(pool, rank) for pool, rank in zip(q.pools, b.stages or (b,), strict=True))
-
-
-def _placed(pool: BlockPool, b: MemoryBudget) -> int:
-    block_tensors = Counter(pool.block_tensors).items()
-    for blocks in range(b.num_blocks, 0, -1):
-        if sum(count * _segment_share(blocks * size) for size, count in block_tensors) <= b.kv_bytes:
-            return blocks
-    return 0
-
-
-def _segment_share(size: int) -> int:
-    """Bytes of segments that a tensor of *size* takes, with the pad of torch_npu; 0 for none."""
-    if size == 0:
-        return 0
-    rounded = round_size(size, NPU_PAD)
-    segment = allocation_size(rounded)
-    return segment // (segment // rounded)
+    """Blocks of a pool once it is rounded, on the rank that has the fewest."""
+    ranks = zip(q.pools, b.stages or (b,), strict=True)
+    return min(placed_blocks(pool, rank.num_blocks, rank.kv_bytes) for pool, rank in ranks)
 
 
 def _enough_stages(q: _Question) -> int | None:

@@ -16,9 +16,9 @@ from hbmtwin.sim.catalog import CatalogError
 from hbmtwin.sim.experiment import in_processes
 from hbmtwin.sim.kv_layout import SIXTEEN_BIT
 from hbmtwin.sim.legality import effective_oom
-from hbmtwin.sim.memory_budget import SAFE_UTILIZATION
+from hbmtwin.sim.memory_budget import SAFE_UTILIZATION, DoesNotFit
 from hbmtwin.sim.result import Result
-from hbmtwin.sim.run import DoesNotFit, Twin, run
+from hbmtwin.sim.run import Twin, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.sections import Section
 

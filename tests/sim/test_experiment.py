@@ -6,8 +6,9 @@ import pytest
 
 from hbmtwin.sim import experiment
 from hbmtwin.sim.experiment import compare, differences, in_processes
+from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.result import Result
-from hbmtwin.sim.run import DoesNotFit, run
+from hbmtwin.sim.run import run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 
 SETS = [

@@ -382,7 +382,7 @@ def watch(max_examples: int) -> None:
 
 
 def test_a_step_that_calls_itself_steady_leaves_every_block_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hbmtwin.sim.run.Forward", Watched)
+    monkeypatch.setattr("hbmtwin.sim.server_memory.Forward", Watched)
     Watched.steady = Watched.unsteady = 0
     watch(40)
     assert Watched.steady > 300
@@ -439,7 +439,7 @@ def test_a_forward_pass_that_does_not_look_at_work_is_caught(monkeypatch: pytest
 
 
 def test_a_forward_pass_that_does_not_look_at_counts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hbmtwin.sim.run.Forward", Watched)
+    monkeypatch.setattr("hbmtwin.sim.server_memory.Forward", Watched)
     one_after_another = leaping("workload.request_rate=0.2", preset="doubling")
     Twin(one_after_another).run()
     monkeypatch.setattr(Forward, "is_steady", lambda self, work: work == Work())

@@ -17,9 +17,9 @@ from hbmtwin.sim.books import Books, BooksDoNotClose
 from hbmtwin.sim.catalog import CatalogError, device, model
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
-from hbmtwin.sim.memory_budget import memory_budget
+from hbmtwin.sim.memory_budget import DoesNotFit, memory_budget
 from hbmtwin.sim.result import Result
-from hbmtwin.sim.run import DoesNotFit, Twin
+from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
 GRANITE = "granite-4.0-h-micro"

@@ -19,9 +19,9 @@ from hbmtwin.sim.catalog import device, model
 from hbmtwin.sim.engine_rules import GIB, VLLM
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
-from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
+from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget, memory_budget
 from hbmtwin.sim.result import Result
-from hbmtwin.sim.run import DoesNotFit, Twin
+from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
 LLAMA_8B, LLAMA_70B = model("llama-3.1-8b"), model("llama-2-70b")

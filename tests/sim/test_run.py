@@ -13,7 +13,8 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import kv_policies
 from hbmtwin.sim.catalog import CatalogError
-from hbmtwin.sim.run import DoesNotFit, Twin, run
+from hbmtwin.sim.memory_budget import DoesNotFit
+from hbmtwin.sim.run import Twin, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
 from hbmtwin.sim.vllm import VllmScheduler

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hbmtwin.sim import legality
-from hbmtwin.sim.run import DoesNotFit, Twin
+from hbmtwin.sim.memory_budget import DoesNotFit
+from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
 KEYS = {name: f"engine.{name}" for name in ("max_model_len", "gpu_memory_utilization", "tensor_parallel_size")}
