@@ -11,11 +11,11 @@ import numpy as np
 
 from hbmtwin.sim.replay import ReplayError
 from hbmtwin.validation.comparison import Difference, first_difference, segment_lines
+from hbmtwin.validation.configurations import CONFIGURATIONS
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.emulated.records import OUTCOMES
 from hbmtwin.validation.legality import check_trace
 from hbmtwin.validation.simulated import simulate
-from hbmtwin.validation.traffic import CONFIGURATIONS
 from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace
 
 BESIDE_STATISTICS = 3
@@ -130,7 +130,7 @@ class EmulatedBackend:
 
 
 def made_up(operations: int = OPERATIONS, seed: int = 0) -> Iterator[Case]:
-    """A case per configuration of :mod:`hbmtwin.validation.traffic`, about *operations* together."""
+    """A case per configuration of :mod:`hbmtwin.validation.configurations`, about *operations* together."""
     each = -(-operations // len(CONFIGURATIONS))
     for c in CONFIGURATIONS:
         settings = NpuSettings(capacity_bytes=c.capacity_bytes, alloc_conf=c.alloc_conf, soc=c.soc, cann=c.cann)

@@ -13,9 +13,9 @@ from rich.markup import escape
 
 from hbmtwin.cli.progress import progress_of_runs
 from hbmtwin.validation.allocator import Backend, CaseReport, EmulatedBackend, Report, from_files, made_up, validate
+from hbmtwin.validation.configurations import CONFIGURATIONS
 from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable
 from hbmtwin.validation.emulated import EmulatedNpu, EmulatorUnavailable, NpuSettings, WorkerDied
-from hbmtwin.validation.traffic import CONFIGURATIONS
 
 BackendName = Literal["emulated", "npu", "cuda"]
 

@@ -12,9 +12,10 @@ from hbmtwin.allocators.caching.blocks import Block, FreeBlocks
 from hbmtwin.allocators.free_lists import ADDRESS_BITS
 from hbmtwin.validation.allocator import Case, EmulatedBackend, Report, validate
 from hbmtwin.validation.comparison import Difference
+from hbmtwin.validation.configurations import CONFIGURATIONS, configuration
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.simulated import simulate
-from hbmtwin.validation.traffic import CONFIGURATIONS, Configuration, configuration
+from hbmtwin.validation.traffic import Configuration
 from hbmtwin.workloads.memory_trace import MemoryOp
 
 MIB = 1 << 20

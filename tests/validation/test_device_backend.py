@@ -10,11 +10,11 @@ import pytest
 
 from hbmtwin.allocators.caching import releases
 from hbmtwin.validation.allocator import Case, validate
+from hbmtwin.validation.configurations import configuration
 from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable, RecordedDriver
 from hbmtwin.validation.emulated import EmulatorUnavailable, NpuSettings
 from hbmtwin.validation.emulated.build import build_emulator
 from hbmtwin.validation.emulated.records import ACTIONS, ENTRY
-from hbmtwin.validation.traffic import configuration
 from hbmtwin.workloads.memory_trace import MemoryOp
 
 MIB = 1 << 20

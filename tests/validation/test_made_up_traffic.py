@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hbmtwin.allocators.caching import AllocatorConf
-from hbmtwin.validation.traffic import CONFIGURATIONS, Configuration, configuration
+from hbmtwin.validation.configurations import CONFIGURATIONS, configuration
+from hbmtwin.validation.traffic import Configuration
 from hbmtwin.workloads.memory_trace import OPERATIONS, read_memory_trace, write_memory_trace
 
 NAMES = [c.name for c in CONFIGURATIONS]

@@ -9,9 +9,9 @@ import pytest
 
 from hbmtwin.sim.replay import ReplayError
 from hbmtwin.validation.allocator import Case, EmulatedBackend, validate
+from hbmtwin.validation.configurations import CONFIGURATIONS
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.legality import check_trace
-from hbmtwin.validation.traffic import CONFIGURATIONS
 from hbmtwin.workloads.memory_trace import MemoryOp
 
 BEGIN, END, DELETE = (MemoryOp(f"mempool_{verb}", "mine") for verb in ("begin", "end", "delete"))
