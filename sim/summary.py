@@ -53,14 +53,6 @@ def mean_of(areas: Iterable[Area]) -> float | None:
     return fsum(sums) / total if total > 0 else None
 
 
-def time_weighted_mean(time_ns: Floats, values: Floats, where: npt.NDArray[np.bool_] | None = None) -> float | None:
-    """Mean of *values* over time by the trapezoid rule, over the intervals at both ends of which *where* holds.
-
-    None if no time passes there. O(rows).
-    """
-    return mean_of([area_below(time_ns, values, where)])
-
-
 def percentiles(seconds: Floats) -> dict[str, float | None]:
     """p50, p90 and p99 with linear interpolation, as vLLM's benchmark prints them; None where there is no value."""
     if not len(seconds):

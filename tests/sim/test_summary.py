@@ -14,7 +14,7 @@ from hbmtwin.sim.books import Row
 from hbmtwin.sim.recorder import COUNT_COLUMNS, REQUEST_COLUMNS
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.sim.summary import dropped, latencies, memory_means, percentiles, request_counts, time_weighted_mean
+from hbmtwin.sim.summary import area_below, dropped, latencies, mean_of, memory_means, percentiles, request_counts
 
 NO_VALUE = {"p50": None, "p90": None, "p99": None}
 
@@ -28,18 +28,18 @@ def array(*values: float) -> np.ndarray:
 
 def test_a_mean_over_time_is_the_area_below_the_line() -> None:
     """0 to 10 in 2 s, a drop to 4 at once, 4 for 8 s: (2 * 5 + 8 * 4) / 10."""
-    assert time_weighted_mean(array(0, 2, 2, 10), array(0, 10, 4, 4)) == pytest.approx(4.2)
+    assert mean_of([area_below(array(0, 2, 2, 10), array(0, 10, 4, 4))]) == pytest.approx(4.2)
 
 
 def test_intervals_that_do_not_count_are_left_out() -> None:
     where = np.array([True, True, False, True, True])
-    assert time_weighted_mean(array(0, 1, 2, 3, 7), array(1, 3, 99, 5, 5), where) == pytest.approx((2 + 4 * 5) / 5)
+    assert mean_of([area_below(array(0, 1, 2, 3, 7), array(1, 3, 99, 5, 5), where)]) == pytest.approx((2 + 4 * 5) / 5)
 
 
 def test_where_no_time_passes_there_is_no_mean() -> None:
-    assert time_weighted_mean(array(3), array(9)) is None
-    assert time_weighted_mean(array(3, 3), array(9, 1)) is None
-    assert time_weighted_mean(array(0, 1), array(9, 1), np.array([True, False])) is None
+    assert mean_of([area_below(array(3), array(9))]) is None
+    assert mean_of([area_below(array(3, 3), array(9, 1))]) is None
+    assert mean_of([area_below(array(0, 1), array(9, 1), np.array([True, False]))]) is None
 
 
 def timeline(*rows: dict[str, int]) -> pd.DataFrame:
