@@ -20,10 +20,11 @@ O(sequences of the step), horizon and advance O(sequences), release O(buffers of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import ClassVar, Literal, get_args
+from dataclasses import asdict, replace
+from typing import ClassVar
 
-from hbmtwin.allocators.buffers import Buffers, BufferStore, CopyScope, Moved, Tensors
+from hbmtwin.allocators.buffers import Buffers, BufferStore, Moved
+from hbmtwin.allocators.contiguous_config import ContiguousConfig
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.growth import growth_rule
 from hbmtwin.allocators.histories import History, ParkedHistories
@@ -32,44 +33,8 @@ from hbmtwin.allocators.records import Granted, KVBlock, KVLayout, KVSequence, K
 from hbmtwin.allocators.registry import kv_policies
 from hbmtwin.allocators.retention import retention_rule
 
-Admission = Literal["none", "reserve"]
 _UNBOUNDED = 1 << 62
 """More tokens than any sequence has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContiguousConfig:
-    """Settings of :class:`ContiguousPolicy`."""
-
-    max_model_len: int
-    """The most tokens that a sequence may hold; where retention drops some, it may be longer."""
-    growth: str = "exact"
-    """A name of :data:`~hbmtwin.allocators.growth.GROWTH_RULES`."""
-    initial_tokens: int = 64
-    growth_factor: int = 2
-    step_tokens: int = 256
-    decode_growth: str = "doubling"
-    """The rule of ``hybrid`` behind a prompt."""
-    retention: str = "full"
-    """Which tokens are held, as :func:`~hbmtwin.allocators.retention.retention_rule` reads it."""
-    tensors: Tensors = "per_layer"
-    copy_scope: CopyScope = "tensor"
-    admission: Admission = "none"
-    limit_bytes: int | None = None
-    """Bytes that KV may take in its arena; ``admission = "reserve"`` needs it, nothing else reads it."""
-
-    def __post_init__(self) -> None:
-        if self.max_model_len < 1:
-            raise ValueError(f"max_model_len must be at least 1, not {self.max_model_len}")
-        choices = (("tensors", Tensors), ("copy_scope", CopyScope), ("admission", Admission))
-        for name, choice in choices:
-            if getattr(self, name) not in get_args(choice):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(choice))}, not {getattr(self, name)!r}")
-        if self.admission == "reserve" and self.limit_bytes is None:
-            raise ValueError('admission = "reserve" needs limit_bytes, the bytes that KV may take')
-        bound = retention_rule(self.retention).bound
-        if bound is not None and bound > self.max_model_len:
-            raise ValueError(f"retention {self.retention} keeps more tokens than max_model_len {self.max_model_len}")
 
 
 @kv_policies.register("contiguous")

@@ -9,8 +9,8 @@
     hybrid     |prompt|  then  |prompt + decoded...|   the prompt's length, then another rule
 
 A rule is a small frozen class; its fields are settings of
-:class:`~hbmtwin.allocators.contiguous.ContiguousConfig` of the same names, from which :func:`growth_rule` fills them.
-Only ``static`` looks at *max_model_len*: code that multiplies or adds does not know it, so the last jump of
+:class:`~hbmtwin.allocators.contiguous_config.ContiguousConfig` of the same names, from which :func:`growth_rule` fills
+them. Only ``static`` looks at *max_model_len*: code that multiplies or adds does not know it, so the last jump of
 ``doubling`` and ``step`` may pass it.
 """
 

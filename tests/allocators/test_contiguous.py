@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
+from hbmtwin.allocators.contiguous import ContiguousPolicy
+from hbmtwin.allocators.contiguous_config import ContiguousConfig
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import Granted, KVLayout, KVSequence, KVUsage, Refused, Release, Tag, Work

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
+from hbmtwin.allocators.contiguous import ContiguousPolicy
+from hbmtwin.allocators.contiguous_config import ContiguousConfig
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.oom import Cause, OutOfMemory, classify
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig

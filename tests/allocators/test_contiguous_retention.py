@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hbmtwin.allocators.buffers import Buffers, BufferStore
-from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
+from hbmtwin.allocators.contiguous import ContiguousPolicy
+from hbmtwin.allocators.contiguous_config import ContiguousConfig
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig

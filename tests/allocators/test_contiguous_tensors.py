@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hbmtwin.allocators.buffers import BufferStore
-from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
+from hbmtwin.allocators.contiguous import ContiguousPolicy
+from hbmtwin.allocators.contiguous_config import ContiguousConfig
 from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.oom import OomFacts, OutOfMemory

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
+from hbmtwin.allocators.contiguous import ContiguousPolicy
+from hbmtwin.allocators.contiguous_config import ContiguousConfig
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from hbmtwin.allocators.buffers import Buffers, BufferStore
-from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
+from hbmtwin.allocators.contiguous import ContiguousPolicy
+from hbmtwin.allocators.contiguous_config import ContiguousConfig
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.oom import OomFacts, OutOfMemory
 from hbmtwin.allocators.paged import PagedPolicy

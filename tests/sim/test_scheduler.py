@@ -11,7 +11,8 @@ import random
 
 import pytest
 
-from hbmtwin.allocators.contiguous import ContiguousConfig, ContiguousPolicy
+from hbmtwin.allocators.contiguous import ContiguousPolicy
+from hbmtwin.allocators.contiguous_config import ContiguousConfig
 from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.oom import OutOfMemory
