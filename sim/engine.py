@@ -156,7 +156,8 @@ class Engine:
     def _leap(self, plan: Plan, batch: BatchShape, start: int, changed: bool) -> Leap:
         """As many steps of the plan as are certain to be alike and reach no further than the next event."""
         work = self._take_work()
-        alone = self.config.step_mode or not self.forward.is_steady(work)
+        # A rejection in this plan may have brought the next turn in already.
+        alone = self.config.step_mode or plan.rejected or not self.forward.is_steady(work)
         steady = 0 if alone else self.scheduler.steady_steps(plan)
         if steady and self.config.window:
             steady = min(steady, steps_within_window(plan, self.config.window) - 1)
@@ -187,8 +188,9 @@ class Engine:
                 times = self._live[s.id]
                 if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
                     times.first_token_ns = now
-        scheduled = plan.everyone() if recorder.steps_wanted else ()
-        recorder.leap(start, now - start, k, scheduled, plan.preempted, leap.end_of)
+        if recorder.steps_wanted:
+            recorder.leap(start, now - start, k, plan.everyone(), plan.preempted, leap.end_of)
+        recorder.step += k
         running = scheduler.num_running
         finished = scheduler.commit(plan, k)
         if finished:  # both sides of the drop: what they held to the end, and what is left

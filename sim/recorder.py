@@ -79,6 +79,7 @@ class Recorder:
     events_wanted: bool = False
     op_index: int = 0
     step: int = 0
+    """Of the run; the engine counts them."""
     now_ns: int = 0
     """Kept by the engine, so that operations can be stamped."""
     last_row_ns: int = -1
@@ -231,22 +232,20 @@ class Recorder:
         preempted: Sequence[KVSequence],
         end_of: Callable[[int], int],
     ) -> None:
-        """Count *repeat* equal steps, and keep them where asked for. Called before their counts are committed.
+        """Keep *repeat* equal steps, if ``steps_wanted``. Called before their counts are committed.
 
         *end_of* tells when a step of them ends, from 1.
         """
-        if self.steps_wanted:
-            s = self._steps
-            s["step"].append(self.step)
-            s["start_ns"].append(start_ns)
-            s["duration_ns"].append(duration_ns)
-            s["repeat"].append(repeat)
-            s["seq_ids"].append([q.id for q, _ in scheduled])
-            s["new_tokens"].append([new for _, new in scheduled])
-            s["context_tokens"].append([q.num_computed_tokens for q, _ in scheduled])
-            s["preempted"].append([q.id for q in preempted])
-            s["step_ends_ns"].append([end_of(step) for step in range(1, repeat + 1)])
-        self.step += repeat
+        s = self._steps
+        s["step"].append(self.step)
+        s["start_ns"].append(start_ns)
+        s["duration_ns"].append(duration_ns)
+        s["repeat"].append(repeat)
+        s["seq_ids"].append([q.id for q, _ in scheduled])
+        s["new_tokens"].append([new for _, new in scheduled])
+        s["context_tokens"].append([q.num_computed_tokens for q, _ in scheduled])
+        s["preempted"].append([q.id for q in preempted])
+        s["step_ends_ns"].append([end_of(step) for step in range(1, repeat + 1)])
 
     def timeline(self) -> pd.DataFrame:
         """One row a moment: where every byte was, and what the server did. To be asked once, at the end.
