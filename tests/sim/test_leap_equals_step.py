@@ -36,7 +36,7 @@ def test_every_stored_row_is_equal_where_it_once_was_not(seed: int) -> None:
 
 @pytest.mark.parametrize("policy", ["vllm", "prefill_first", "guaranteed_no_evict", "max_utilization"])
 def test_a_turn_that_waited_for_one_that_is_rejected_does_not_wait_for_a_leap(policy: str, tmp_path: Path) -> None:
-    """The turn of 500 tokens is too long; the one behind it comes in as that is answered, after the look at the queue."""
+    """The turn of 500 tokens is too long; the one behind it comes in as that is answered, after the queue was seen."""
     trace = tmp_path / "requests.csv"
     rows = ("0,10,200,0,0", "0.1,10,2,1,0", "0.101,500,2,1,1", "0.102,20,2,1,2")
     trace.write_text("\n".join(("arrival_s,prompt_tokens,output_tokens,session,turn", *rows)) + "\n")
