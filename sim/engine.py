@@ -99,28 +99,29 @@ class Engine:
     # The server
 
     def _server(self) -> Generator[simpy.Event, None, None]:
-        env, scheduler = self.env, self.scheduler
+        env, scheduler, kv, recorder, inbox = self.env, self.scheduler, self.kv, self.recorder, self._inbox
+        keeps, window = kv if self.config.drops_tokens else None, self.config.window
         stuck = False
-        while not self._inbox.closed:
+        while not inbox.closed:
             if stuck or not scheduler.has_work:
                 stuck = False
                 self._wake = env.event()
                 yield self._wake
                 yield Last(env, 0)
             start = int(env.now)
-            self.recorder.now_ns = start
+            recorder.now_ns = start
             before = None
-            if self.recorder.last_row_ns < start:  # else a row of this moment stands already
+            if recorder.last_row_ns < start:  # else a row of this moment stands already
                 counts = self._counts(scheduler.num_waiting)
                 row = self.books.row(scheduler.running_tokens, scheduler.padding_tokens, counts[0])
                 before = row, counts
-            plan = scheduler.schedule(self.kv)
+            plan = scheduler.schedule(kv)
             self._note_changes(plan, start)
             if plan.preempted:
                 self._watch_for_standstill(plan, len(plan.preempted), start)
             if plan.exhausted is not None:
                 if before is not None:
-                    self.recorder.row(start, *before, self.kv)
+                    recorder.row(start, *before, kv)
                 self._exhausted(plan)
                 continue
             if plan.group is None and not plan.scheduled:
@@ -130,11 +131,11 @@ class Engine:
             composition = plan.composition
             changed = composition != self._composition
             if changed and before is not None:
-                self.recorder.row(start, *before, self.kv)
+                recorder.row(start, *before, kv)
             self._composition = composition
-            batch = batch_of(plan, self.kv if self.config.drops_tokens else None, self.config.window)
+            batch = batch_of(plan, keeps, window)
             try:
-                self.forward.step(self.kv, batch)
+                self.forward.step(kv, batch)
             except OutOfMemory as error:
                 yield Last(env, self._work_ns(self._take_work()))
                 self._ran_out(plan, error, start)

@@ -226,12 +226,16 @@ class Entry:
     @property
     def held_tokens(self) -> int:
         """Tokens of its own whose KV is in memory, padding not counted."""
-        return min(max(0, self.sequence.num_computed_tokens - self.padding), self.final_tokens)
+        held = self.sequence.num_computed_tokens
+        if not self.padding and held <= self.final_tokens:
+            return held
+        return min(max(0, held - self.padding), self.final_tokens)
 
     @property
     def output_tokens(self) -> int:
         """What it has got so far, padding not counted."""
-        return min(self.sequence.num_tokens - self.padding, self.final_tokens) - self.request.prompt_tokens
+        tokens = self.sequence.num_tokens - self.padding
+        return (tokens if tokens < self.final_tokens else self.final_tokens) - self.request.prompt_tokens
 
 
 class QueueScheduler(ABC):
@@ -279,16 +283,9 @@ class QueueScheduler(ABC):
         output = min(r.output_tokens, r.max_tokens)
         # The whole output stream stands in the spans from the start; policies cut them at num_tokens.
         spans = (*r.spans, (output_stream(r.session, r.turn, r.sample), 0, output))
-        sequence = KVSequence(
-            id=r.id,
-            session=r.session,
-            turn=r.turn,
-            num_tokens=r.prompt_tokens,
-            max_tokens=r.prompt_tokens + r.max_tokens,
-            sample=r.sample,
-            spans=spans,
-        )
-        entry = Entry(r, sequence, r.prompt_tokens + output)
+        prompt = r.prompt_tokens
+        sequence = KVSequence(r.id, r.session, r.turn, prompt, prompt + r.max_tokens, r.sample, spans=spans)
+        entry = Entry(r, sequence, prompt + output)
         self._entries[sequence.id] = entry
         self._enqueue(entry)
 
