@@ -94,6 +94,9 @@ class ServerMemory:
             self._check_pages(s.kv_cache.page_bytes, left)
         room = min(left, self.arena_limit_bytes)  # a region is cut to whole pages
         self.kv = self._kv(policy, settings, room)
+        if self.block_bytes is not None and "num_blocks" in s.kv_cache.options:
+            made = self.kv.usage()
+            self.kv_budget_bytes = made.held + made.cached + made.pool  # its usage is a share of the pool, as in vLLM
         if s.results.cache_events:
             if not isinstance(self.kv, ReportsCacheEvents):
                 raise ScenarioError(

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from hbmtwin.sim.books import Row
 from hbmtwin.sim.monitor import USED, Limit, alerts, kv_monitor
 from hbmtwin.sim.recorder import COUNT_COLUMNS
+from hbmtwin.sim.run import run
+from hbmtwin.sim.scenario import Scenario
 
 SECOND = 10**9
 
@@ -134,3 +136,23 @@ def test_each_moment_beyond_the_limit_lies_in_exactly_one_alert(
     for begin, cleared in stays(usage_of(*values), limit):
         covered += range(int(begin), len(values) if cleared is None else int(cleared))
     assert covered == [i for i, v in enumerate(values) if (v > 0.5 if kind == "above" else v < 0.5)]
+
+
+@pytest.mark.parametrize("policy", ["paged", "radix"])
+def test_usage_is_a_share_of_the_pool_that_num_blocks_asks_for(policy: str) -> None:
+    """vLLM's ``num_gpu_blocks_override``: eight blocks of ten are full, whatever else the device has."""
+    keys = {
+        "kv_cache.policy": policy,
+        "kv_cache.block_size": 16,
+        "kv_cache.options": {"num_blocks": 10},
+        "engine.max_model_len": 128,
+        "workload.num_prompts": 1,
+        "workload.request_rate": 1.0,
+        "workload.prompt_tokens": 120,
+        "workload.output_tokens": 8,
+        "workload.system_prompt_tokens": 0,
+        "session.turns": 1,
+    }
+    found = run(Scenario.of(keys))
+    assert found.summary["kv_budget_bytes"] == 10 * found.summary["kv_block_bytes"]
+    assert found.kv_monitor["usage"].max() == 0.8
