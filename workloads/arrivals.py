@@ -101,9 +101,14 @@ class Arrivals:
             if math.isinf(self.request_rate):
                 yield np.zeros(len(ids), dtype=np.int64)
                 continue
-            gaps_ns = np.rint(self._gaps(seed, ids) / self.request_rate * 1e9)
-            if last + float(gaps_ns.sum()) > _LAST_NS:
-                raise WorkloadError(f"{sessions} sessions at a request_rate of {self.request_rate} take over 146 years")
+            with np.errstate(over="ignore"):  # infinity is too long as well
+                gaps_ns = np.rint(self._gaps(seed, ids) / self.request_rate * 1e9)
+                too_long = last + float(gaps_ns.sum()) > _LAST_NS
+            if too_long:
+                raise WorkloadError(
+                    f"{sessions} sessions at a request_rate of {self.request_rate} take over 146 years: raise "
+                    "workload.request_rate, or take fewer workload.num_prompts"
+                )
             times = last + np.cumsum(gaps_ns.astype(np.int64))
             last = int(times[-1])
             if self.bursts is not None:
