@@ -404,7 +404,10 @@ class PagedPolicy(PoolPolicy):
             cached * self._block_bytes,
             (unheld - cached) * self._block_bytes,
             (held + entries) * TABLE_ENTRY_BYTES,
-            shared=shared,
+            0,
+            0,
+            shared,
+            0,
         )
 
     def walk(self) -> Iterator[KVBlock]:

@@ -98,14 +98,7 @@ def batch_of(plan: Plan, kv: KVPolicy | None = None, window: int = 0) -> BatchSh
         if window:
             window_read += min(context + 1, window)
             window_growth += context + 1 < window
-    return BatchShape(
-        prefill=tuple(prefill),
-        decode_count=count,
-        kv_read_tokens=read,
-        kv_read_growth=growth,
-        window_read_tokens=window_read,
-        window_read_growth=window_growth,
-    )
+    return BatchShape(tuple(prefill), count, read, growth, window_read, window_growth)
 
 
 def steps_within_window(plan: Plan, window: int) -> int:
