@@ -27,7 +27,15 @@ SCHEDULER_KEYS = {
     "schedule_conservativeness": "sglang",
 }
 """Of ``[scheduler]``: they concern one policy each."""
-GENERATOR_KEYS = ("users", "request_rate", "burstiness", "prompt_tokens", "output_tokens", "system_prompt_tokens")
+GENERATOR_KEYS = (
+    "users",
+    "request_rate",
+    "burstiness",
+    "prompt_tokens",
+    "first_prompt_tokens",
+    "output_tokens",
+    "system_prompt_tokens",
+)
 """Of ``[workload]``: a trace has its own."""
 
 

@@ -212,6 +212,9 @@ class WorkloadSection(Section):
     time_scale: float = Field(1.0, gt=0, le=1e9, description="factor on the times of a trace")
     samples: int = Field(1, ge=1, le=1024, description="answers to each prompt (n), each a request; turns must be 1")
     prompt_tokens: LengthSpec | None = Field(None, description="new prompt tokens of a turn")
+    first_prompt_tokens: LengthSpec | None = Field(
+        None, description="those of a session's first turn, without the system prompt; none: as prompt_tokens"
+    )
     output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
     system_prompt_tokens: int | None = Field(None, ge=0, le=2**40, description="prefix that every prompt shares")
     priorities: list[Annotated[float, Field(ge=0, le=1e9)]] | None = Field(

@@ -77,6 +77,11 @@ def _conversations(scenario: Scenario) -> Conversations:
     return Conversations(
         seed=scenario.seed,
         prompt_tokens=_length("workload.prompt_tokens", w.prompt_tokens, PROMPT_TOKENS),
+        first_prompt_tokens=(
+            None
+            if w.first_prompt_tokens is None
+            else length_from(w.first_prompt_tokens, "workload.first_prompt_tokens")
+        ),
         output_tokens=_length("workload.output_tokens", w.output_tokens, OUTPUT_TOKENS),
         turns=_length("session.turns", session.turns, TURNS),
         think_time=_think_time(session.think_time_s),

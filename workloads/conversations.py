@@ -31,6 +31,8 @@ class Conversations:
     prompt_tokens: Length
     """New tokens that the user adds in a turn, without system prompt and history."""
     output_tokens: Length
+    first_prompt_tokens: Length | None = None
+    """The same of turn 0, where a task or a document opens the session; None: as in every turn."""
     turns: Length = _ONE_TURN
     think_time: ThinkTime = _NO_WAIT
     """From the end of a turn to the arrival of the next."""
@@ -59,7 +61,7 @@ class Conversations:
 
     def first_turn(self, session: int, *, id: int, arrival_ns: int, has_next: bool) -> Request:
         """Turn 0 of a session. O(1)."""
-        new, output = self._prompts.at(session, 0), self._outputs.at(session, 0)
+        new, output = self._first_prompts.at(session, 0), self._outputs.at(session, 0)
         return self._request(
             id, session, 0, arrival_ns, self._opening, self.system_prompt_tokens, new, output, has_next
         )
@@ -73,7 +75,7 @@ class Conversations:
             ids,
             sessions,
             arrivals_ns,
-            tokens_many(self.prompt_tokens, self.seed, Purpose.PROMPT_TOKENS, sessions, 0),
+            tokens_many(self._opening_tokens, self.seed, Purpose.PROMPT_TOKENS, sessions, 0),
             tokens_many(self.output_tokens, self.seed, Purpose.OUTPUT_TOKENS, sessions, 0),
             has_next,
         )
@@ -99,6 +101,14 @@ class Conversations:
     @cached_property
     def _prompts(self) -> DrawnAhead:
         return DrawnAhead(self.prompt_tokens, self.seed, Purpose.PROMPT_TOKENS)
+
+    @property
+    def _opening_tokens(self) -> Length:
+        return self.prompt_tokens if self.first_prompt_tokens is None else self.first_prompt_tokens
+
+    @cached_property
+    def _first_prompts(self) -> DrawnAhead:
+        return DrawnAhead(self._opening_tokens, self.seed, Purpose.PROMPT_TOKENS)
 
     @cached_property
     def _outputs(self) -> DrawnAhead:

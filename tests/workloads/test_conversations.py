@@ -149,3 +149,13 @@ def test_bad_conversations_say_what_would_do(settings: dict[str, int], message: 
     with pytest.raises(WorkloadError) as error:
         Conversations(prompt_tokens=Fixed(1), output_tokens=Fixed(1), **settings)
     assert str(error.value) == message
+
+
+def test_the_first_prompt_of_a_session_may_have_lengths_of_its_own(play: Play) -> None:
+    plain = Conversations(prompt_tokens=Uniform(10, 19), output_tokens=Fixed(3), system_prompt_tokens=100)
+    longer = replace(plain, first_prompt_tokens=Fixed(1000))
+    before, after = one_session(plain, 3, play), one_session(longer, 3, play)
+    assert [r.spans[-1][2] for r in after] == [1000, *(r.spans[-1][2] for r in before[1:])]
+    assert_each_prompt_is_the_history_and_new_text(after)
+    assert after[0].prompt_tokens == 1100
+    assert longer.first_turn(0, id=0, arrival_ns=after[0].arrival_ns, has_next=True) == after[0]
