@@ -21,8 +21,8 @@ once, since that takes a tenth of the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,15 @@ class BooksDoNotClose(AssertionError):
     """Two parties count the same bytes differently: a bug of a policy, an allocator or the engine."""
 
 
+class CountsOperations(Protocol):
+    """Whoever watches the allocators."""
+
+    @property
+    def op_index(self) -> int:
+        """Operations so far."""
+        ...
+
+
 class Books:
     """Reads every party; :func:`rows_of` checks that they agree. O(1) a row, and O(allocators) after an operation."""
 
@@ -102,11 +111,11 @@ class Books:
         static_bytes: int,
         token_bytes: int,
         sequence_state_bytes: int | None = 0,
-        operations: Callable[[], int] | None = None,
+        counted: CountsOperations | None = None,
     ) -> None:
         """*sequence_state_bytes*: of the states that every running sequence has; None: how many it has varies.
 
-        *operations* counts what the allocators and the driver were asked for so far: while it stands still, their terms
+        *counted* knows what the allocators and the driver were asked for so far: while it stands still, their terms
         are not read again. None: they are read for each row.
         """
         self.driver = driver
@@ -115,26 +124,27 @@ class Books:
         self.static_bytes = static_bytes
         self.token_bytes = token_bytes
         self.sequence_state_bytes = sequence_state_bytes
-        self._operations = operations
+        self._counted = counted
         self._read_at = -1
         self._device: DeviceTerms | None = None
 
     def row(self, running_tokens: int, padding_tokens: int = 0, num_running: int = 0) -> Entry:
         """What stands in the row of this moment; all counts are the scheduler's."""
-        operations = -1 if self._operations is None else self._operations()
-        device = self._device
-        if device is None or operations != self._read_at or operations < 0:
-            self._read_at = operations
-            read = self._device_terms()
-            if read != device:
-                self._device = device = read
-        assert device is not None
-        return device, running_tokens, padding_tokens, num_running, self.kv.usage()
+        if self._counted is None or self._counted.op_index != self._read_at:
+            self._read_again()
+        assert self._device is not None
+        return self._device, running_tokens, padding_tokens, num_running, self.kv.usage()
+
+    def _read_again(self) -> None:
+        self._read_at = -1 if self._counted is None else self._counted.op_index
+        read = self._device_terms()
+        if read != self._device:
+            self._device = read
 
     def check_kept(self) -> None:
         """Read the kept terms again: nothing may have changed without an operation. Raise BooksDoNotClose."""
         kept = self._device
-        if kept is None or self._operations is None or self._operations() != self._read_at:
+        if kept is None or self._counted is None or self._counted.op_index != self._read_at:
             return
         if (read := self._device_terms()) != kept:
             raise BooksDoNotClose(f"without an operation of an allocator {kept} became {read}")

@@ -78,7 +78,7 @@ class Engine:
         self._take_work()  # loading the weights and making the pool came before time 0, and is no step's work
         self._inbox = Inbox(self.env, iter(self.source.open()), self._submit)
         self.env.process(self._server())
-        self._row_now()
+        self._row_at(int(self.env.now))
         with uncollected():
             self.env.run()
         if not self._inbox.closed and self.scheduler.has_work:
@@ -88,7 +88,7 @@ class Engine:
         elif self.standstill is not None:
             self._close_early(self.standstill.time_ns, self.standstill.kind)
         elif self.recorder.last_row_ns < self.env.now:  # what came last was rejected, and left no row
-            self._row_now()
+            self._row_at(int(self.env.now))
 
     def _submit(self, r: Request) -> None:
         self._live[r.id] = RequestTimes(r)
@@ -144,8 +144,9 @@ class Engine:
                 self._note_admitted(plan, start)
             leap = self._leap(plan, batch, start, changed)
             waiting = scheduler.num_waiting  # rows within the leap stand before the arrival that may cut it
-            yield Last(env, leap.end_of(leap.steps) - start)
-            self._finish_leap(plan, leap, start, waiting)
+            end = leap.end_of(leap.steps)
+            yield Last(env, end - start)
+            self._finish_leap(plan, leap, start, end, waiting)
         if self.standstill is not None:
             self.standstill = self.standstill._replace(time_ns=int(env.now))
 
@@ -168,9 +169,9 @@ class Engine:
         leap = Leap(self.cost, batch, start + self._work_ns(work), k, changed)
         return leap.cut_at(self.env.peek())
 
-    def _finish_leap(self, plan: Plan, leap: Leap, start: int, waiting: int) -> None:
+    def _finish_leap(self, plan: Plan, leap: Leap, start: int, now: int, waiting: int) -> None:
         """*waiting*: requests in the queue when it began."""
-        now, k, done = int(self.env.now), leap.steps, 1
+        k, done = leap.steps, 1
         scheduler, recorder = self.scheduler, self.recorder
         recorder.now_ns = now
         first, further, padding = plan.tokens, len(plan.decodes), plan.padding_tokens
@@ -200,7 +201,7 @@ class Engine:
             for f in finished:
                 self._finish(f, now)
         if finished or now >= self._next_tick_ns or (leap.changed and k == 1):
-            self._row_now()
+            self._row_at(now)
         if self.progress is not None:
             self.events += 1
             if self.events % 256 == 0:
@@ -217,10 +218,10 @@ class Engine:
         interval = self.recorder.interval_ns
         self._next_tick_ns = (time_ns // interval + 1) * interval
 
-    def _row_now(self) -> None:
+    def _row_at(self, now: int) -> None:
         scheduler = self.scheduler
         counts = self._counts(scheduler.num_waiting)
-        self._row(int(self.env.now), scheduler.running_tokens, scheduler.padding_tokens, counts)
+        self._row(now, scheduler.running_tokens, scheduler.padding_tokens, counts)
 
     def _counts(self, waiting: int, running: int | None = None) -> Counts:
         return (
@@ -344,7 +345,7 @@ class Engine:
         for f in failed.finished:
             self._finish(f, now)
         self._composition = None
-        self._row_now()
+        self._row_at(int(self.env.now))
 
     def _die(self, facts: OomFacts, torch_message: str = "") -> None:
         """The process dies: keep the record, the last row and the map of this moment."""
@@ -367,7 +368,7 @@ class Engine:
     def _close_early(self, now: int, why: str) -> None:
         """Write the rows of requests that the end of the run cut off, and of those that were never submitted."""
         if self.recorder.last_row_ns < now:
-            self._row_now()
+            self._row_at(int(self.env.now))
         generated = {u.request.id: u.output_tokens for u in self.scheduler.unfinished()}
         following: list[Request] = []
         for times in self._live.values():  # also those whose rejection was not answered yet

@@ -61,7 +61,7 @@ class Twin:
             static_bytes=self.static_bytes,
             token_bytes=self.token_bytes,
             sequence_state_bytes=state_bytes if plan.mamba_mode == "none" else None,
-            operations=lambda: self.recorder.op_index,
+            counted=self.recorder,
         )
         engine = Engine(
             EngineConfig(

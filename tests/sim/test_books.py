@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -212,25 +213,25 @@ def test_many_rows_are_what_each_is_by_itself_and_the_first_wrong_one_stops(give
 
 
 def test_what_no_operation_changed_is_not_read_again_and_what_one_did_is() -> None:
-    bench, operations = Bench(), 0
+    bench, counted = Bench(), SimpleNamespace(op_index=0)
     books = Books(
         bench.driver,
         [bench.general, bench.arena],
         bench.kv,
         static_bytes=2 * MIB,
         token_bytes=LAYOUT.token_bytes,
-        operations=lambda: operations,
+        counted=counted,
     )
     first = books.row(9)
     bench.general.malloc(MIB, tag=Tag.WEIGHT)
     assert books.row(9)[0] is first[0]
     with pytest.raises(BooksDoNotClose, match=r"without an operation .*weights=3145728.* became .*weights=4194304"):
         books.check_kept()
-    operations += 1
+    counted.op_index += 1
     second = books.row(9)
     books.check_kept()
     assert [row.weights for row in checked(first, second)] == [3 * MIB, 4 * MIB]
-    operations += 1
+    counted.op_index += 1
     assert books.row(9)[0] is second[0]  # read again, and found as it was
 
 
