@@ -55,7 +55,7 @@ class ReuseCurve:
     """Different ids among them."""
 
 
-class _Cache:
+class IdealCache:
     """The ids touched most recently, least recent first. The values are unused: an OrderedDict is Python's list of keys
     with O(1) removal from the middle and the front."""
 
@@ -89,7 +89,7 @@ def reuse_curve(
     O(references x capacities) time; memory O(distinct + sum of the capacities + longest chain), so *chains* may be a
     generator over a file larger than memory. Raise WorkloadError on a negative capacity.
     """
-    caches = [_Cache(capacity, last_to_first) for capacity in capacities]
+    caches = [IdealCache(capacity, last_to_first) for capacity in capacities]
     hits = [0] * len(caches)
     references = 0
     seen: set[Hashable] = set()
@@ -108,7 +108,7 @@ def reuse_hits(
 
     Raise WorkloadError on a negative capacity, when the first is asked for.
     """
-    cache = _Cache(capacity, last_to_first)
+    cache = IdealCache(capacity, last_to_first)
     for chain in chains:
         yield cache.serve(chain)
 
