@@ -1,9 +1,13 @@
-"""When sessions arrive, whatever the server does: a renewal process, and bursts over it.
+"""When sessions arrive, whatever the server does: a renewal process, and rates that change under it.
 
-Session *i* arrives one gap after session *i* - 1. Gaps are exponential (a Poisson process) or, with a ``burstiness``
-other than 1, gamma with that shape, as in ``vllm bench serve``. Real traffic is more: near Poisson within minutes
-while its mean moves 2-3 times over minutes, so that arrival counts of a minute vary far more than Poisson's.
-:class:`Bursts` adds that by running the clock of the process faster and slower.
+::
+
+    gaps of a family, over the rate   ->  cumulated  ->  bursts bend the clock  ->  so does a rate curve
+    (or over the ramp's rate at i)        (rescaled)
+
+Session *i* arrives one gap after session *i* - 1. Real traffic is near Poisson within minutes while its mean moves
+2-3 times over minutes, so that arrival counts of a minute vary far more than Poisson's: :class:`Bursts` adds that,
+and a :class:`~hbmtwin.workloads.rates.RateCurve` what a day does.
 """
 
 from __future__ import annotations
@@ -14,8 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hbmtwin.workloads import draws, inverse
-from hbmtwin.workloads.draws import FloatArray, IntArray, Purpose
+from hbmtwin.workloads import draws
+from hbmtwin.workloads.draws import IntArray, Purpose
+from hbmtwin.workloads.gaps import Pattern, gaps_of
+from hbmtwin.workloads.rates import Ramp, RateCurve
 from hbmtwin.workloads.records import WorkloadError
 
 CHUNK = 8192
@@ -74,35 +80,60 @@ class Bursts:
 class Arrivals:
     """Sessions at *request_rate* a second; infinite means all at time 0. Raise WorkloadError on bad figures.
 
-    Below 1, *burstiness* clusters arrivals, above 1 it evens them out: gaps have a coefficient of variation of
-    1 / sqrt(burstiness).
+    Gaps are of the family *pattern* with the shape *burstiness* (:mod:`hbmtwin.workloads.gaps`); *bursts*, and over
+    them *curve*, run the clock faster and slower. A *ramp* takes the place of ``request_rate``, which must then be
+    infinite, as on vLLM's command line.
     """
 
     request_rate: float
     burstiness: float = 1.0
     bursts: Bursts | None = None
+    pattern: Pattern = "gamma"
+    curve: RateCurve | None = None
+    ramp: Ramp | None = None
+    rescale_gaps: bool = False
+    """Stretch the gaps so that the last session arrives at sessions / request_rate, as ``vllm bench serve`` does
+    without a ramp: the span of a run then has no randomness."""
 
     def __post_init__(self) -> None:
         if not self.request_rate > 0:
             raise WorkloadError(f"request_rate must be above 0 a second (inf: all at once), not {self.request_rate}")
-        if not 0.01 <= self.burstiness <= 1e6:
-            raise WorkloadError(f"burstiness is from 0.01 to 1e6 (1 is Poisson), not {self.burstiness}")
-        if self.bursts is not None and math.isinf(self.request_rate):
-            raise WorkloadError("bursts need a finite request_rate")
+        gaps_of(self.pattern, self.burstiness)
+        if self.ramp is not None and not (math.isinf(self.request_rate) and self.bursts is None and self.curve is None):
+            raise WorkloadError("a ramp goes without request_rate, bursts and rate_curve: it is the rate itself")
+        if self.ramp is None and math.isinf(self.request_rate):
+            if self.bursts is not None:
+                raise WorkloadError("bursts need a finite request_rate")
+            if self.curve is not None:
+                raise WorkloadError("a rate_curve needs a finite request_rate, which it multiplies")
+        if self.rescale_gaps and not (self.ramp is None and self.bursts is None and self.curve is None):
+            raise WorkloadError("rescale_gaps goes without ramp, bursts and rate_curve: their span is not N / rate")
 
-    def times_ns(self, seed: int, sessions: int) -> Iterator[IntArray]:
-        """Arrival times of sessions 0, 1, ... in order, a chunk at a time. O(sessions) in all.
+    def times_ns(self, seed: int, sessions: int, *, chunk: int = CHUNK) -> Iterator[IntArray]:
+        """Arrival times of sessions 0, 1, ... in order, *chunk* at a time. O(sessions) in all.
 
         Raise WorkloadError when they would leave the clock's range, some 146 years.
         """
-        last, last_bent = 0, 0
-        for first in range(0, sessions, CHUNK):
-            ids = np.arange(first, min(first + CHUNK, sessions), dtype=np.int64)
-            if math.isinf(self.request_rate):
+        if not self.rescale_gaps or math.isinf(self.request_rate):
+            yield from self._times_ns(seed, sessions, chunk)
+            return
+        total_ns = 0
+        for times in self._times_ns(seed, sessions, CHUNK):  # drawn twice, so that none need be kept
+            total_ns = int(times[-1])
+        factor = sessions / self.request_rate * 1e9 / total_ns if total_ns else 1.0
+        for times in self._times_ns(seed, sessions, chunk):
+            yield np.rint(times * factor).astype(np.int64)
+
+    def _times_ns(self, seed: int, sessions: int, chunk: int) -> Iterator[IntArray]:
+        gaps, last, last_bent = gaps_of(self.pattern, self.burstiness), 0, 0
+        for first in range(0, sessions, chunk):
+            ids = np.arange(first, min(first + chunk, sessions), dtype=np.int64)
+            rate = self.request_rate if self.ramp is None else self.ramp.rates(ids, sessions)
+            if self.ramp is None and math.isinf(self.request_rate):
                 yield np.zeros(len(ids), dtype=np.int64)
                 continue
             with np.errstate(over="ignore"):  # infinity is too long as well
-                gaps_ns = np.rint(self._gaps(seed, ids) / self.request_rate * 1e9)
+                gaps_ns = np.rint(gaps.drawn(seed, ids) / rate * 1e9)
                 too_long = last + float(gaps_ns.sum()) > _LAST_NS
             if too_long:
                 raise WorkloadError(
@@ -111,41 +142,11 @@ class Arrivals:
                 )
             times = last + np.cumsum(gaps_ns.astype(np.int64))
             last = int(times[-1])
-            if self.bursts is not None:
+            if self.bursts is not None or self.curve is not None:
+                bent = times if self.bursts is None else self.bursts.bend(times, seed)
                 # Rounding to a nanosecond could swap two neighbours at a change of rate.
-                times = np.maximum(np.maximum.accumulate(self.bursts.bend(times, seed)), last_bent)
+                bent = np.maximum.accumulate(bent)
+                bent = bent if self.curve is None else np.maximum.accumulate(self.curve.bend(bent))
+                times = np.maximum(bent, last_bent)
                 last_bent = int(times[-1])
             yield times
-
-    def _gaps(self, seed: int, sessions: IntArray) -> FloatArray:
-        """Gaps with mean 1 before each session."""
-        if self.burstiness == 1.0:
-            return -inverse.logs(draws.uniforms(seed, Purpose.ARRIVAL, sessions, 0))
-        return _gammas(self.burstiness, seed, sessions) / self.burstiness
-
-
-def _gammas(shape: float, seed: int, sessions: IntArray) -> FloatArray:
-    """One gamma variate a session, by the squeeze of Marsaglia and Tsang (ACM TOMS 26, 2000), without the squeeze.
-
-    The inverse CDF has no closed form, so a session may need several tries, keyed by the number of the try; more
-    than nine in ten succeed at once.
-    """
-    d = (shape if shape >= 1 else shape + 1) - 1 / 3
-    c = 1 / math.sqrt(9 * d)
-    result = np.empty(len(sessions))
-    left = np.arange(len(sessions))
-    attempt = 0
-    while len(left):
-        z = inverse.normals(draws.uniforms(seed, Purpose.ARRIVAL, sessions[left], attempt))
-        u = draws.uniforms(seed, Purpose.ARRIVAL_REJECTION, sessions[left], attempt)
-        v = np.maximum(1 + c * z, 1e-9)
-        v = v * v * v
-        accepted = (1 + c * z > 0) & (inverse.logs(u) < z * z / 2 + d - d * v + d * inverse.logs(v))
-        result[left[accepted]] = d * v[accepted]
-        left = left[~accepted]
-        attempt += 1
-    if shape < 1:
-        # A gamma of shape k is one of shape k + 1 times u^(1/k). The floor keeps exp in range: it is far below 1 ns.
-        boost = inverse.logs(draws.uniforms(seed, Purpose.ARRIVAL_BOOST, sessions, 0)) / shape
-        result = result * inverse.exps(np.maximum(boost, -600.0))
-    return result

@@ -1,4 +1,4 @@
-"""Logarithm, exponential and inverse normal for inverse CDFs, with the same bits everywhere.
+"""Logarithm, exponential, gamma and inverse normal for inverse CDFs, with the same bits everywhere.
 
 ``math.log`` and ``numpy.log`` may differ in their last bit, from each other and from one processor to the next, and
 a rounded token count can then differ too. These use only + - * /, square root and scaling by powers of two, which
@@ -24,6 +24,8 @@ _LN2_LOW = 1.90821492927058770002e-10
 _SQRT_HALF = math.sqrt(0.5)
 _LOG_SERIES = tuple(1.0 / (2 * k + 1) for k in range(11, -1, -1))
 """log m = 2 s (1 + s^2/3 + s^4/5 + ...) with s = (m - 1) / (m + 1), here below 0.172."""
+_HALF_LOG_2_PI = 0.91893853320467274178
+_STIRLING = (-691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12)
 _EXP_SERIES = tuple(1.0 / math.factorial(k) for k in range(14, -1, -1))
 
 
@@ -53,6 +55,16 @@ def exps(x: FloatArray) -> FloatArray:
     k = np.rint(x / _LN2)
     value: FloatArray = np.ldexp(_polynomial(_EXP_SERIES, (x - k * _LN2_HIGH) - k * _LN2_LOW), k.astype(np.int32))
     return value
+
+
+def log_gamma(x: float) -> float:
+    """Logarithm of the gamma function of a positive number, by Stirling's series above 12."""
+    product = 1.0
+    while x < 12.0:
+        product *= x
+        x += 1.0
+    y = 1.0 / (x * x)
+    return (x - 0.5) * log(x) - x + _HALF_LOG_2_PI + _polynomial(_STIRLING, y) / x - log(product)
 
 
 def normal(u: float) -> float:
