@@ -1,8 +1,8 @@
 """How many tokens a prompt or an answer has, or how many turns a session: distributions over whole numbers from 1.
 
 Each is a frozen record that turns a uniform number into a length by its inverse CDF, so that one keyed draw makes
-one length (:mod:`hbmtwin.workloads.draws`). Where there is data, use :class:`Quantiles`: real lengths have mass
-points and clips, and a log-normal has neither.
+one length (:mod:`hbmtwin.workloads.draws`). Where there is data, use :class:`Quantiles` or :class:`Values`: real
+lengths have mass points and clips, and a log-normal has neither.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from hbmtwin.workloads.tables import Table, naming
 
 MAX_TOKENS = 2**40
 """No length passes this: it keeps every sum of a run far inside 64 bits."""
+_ZIPF_LENGTHS = 2**20
 
 
 class Length(Protocol):
@@ -118,11 +119,14 @@ class Quantiles:
     """Measured lengths: *values* at *probabilities*, straight lines between, rounded.
 
     Below the first and above the last probability the end values stand, so no length is made up that the table
-    does not vouch for. Raise WorkloadError unless probabilities rise within 0 to 1 and values do not fall.
+    does not vouch for. Lengths outside *min* and *max*, a service's limits, are set to them. Raise WorkloadError
+    unless probabilities rise within 0 to 1 and values do not fall.
     """
 
     probabilities: tuple[float, ...]
     values: tuple[int, ...]
+    min: int = 1
+    max: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
         p, v = self.probabilities, self.values
@@ -131,13 +135,15 @@ class Quantiles:
         _check(all(a < b for a, b in pairwise(p)), "probabilities must rise")
         _check(all(a <= b for a, b in pairwise(v)), "values must not fall")
         _check(v[0] >= 1 and v[-1] <= MAX_TOKENS, "values are from 1 to 2^40")
+        _check(1 <= self.min <= self.max <= MAX_TOKENS, f"1 <= min <= max is needed, not {self.min}, {self.max}")
 
     def at(self, u: float) -> int:
         """The interpolated value. O(log of the table)."""
         p, v = self.probabilities, self.values
         u = min(max(u, p[0]), p[-1])
         i = min(bisect_right(p, u), len(p) - 1) - 1
-        return round(v[i] + (v[i + 1] - v[i]) * ((u - p[i]) / (p[i + 1] - p[i])))
+        length = round(v[i] + (v[i + 1] - v[i]) * ((u - p[i]) / (p[i + 1] - p[i])))
+        return min(max(length, self.min), self.max)
 
     def at_many(self, u: FloatArray) -> IntArray:
         """The same of each."""
@@ -145,6 +151,67 @@ class Quantiles:
         u = np.minimum(np.maximum(u, p[0]), p[-1])
         i = np.minimum(np.searchsorted(p, u, side="right"), len(p) - 1) - 1
         lengths: IntArray = np.rint(v[i] + (v[i + 1] - v[i]) * ((u - p[i]) / (p[i + 1] - p[i]))).astype(np.int64)
+        return np.minimum(np.maximum(lengths, self.min), self.max)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Mass points: *values*, each as often as its weight says, and nothing between them.
+
+    Raise WorkloadError unless there are as many weights, from 0 on and one of them above.
+    """
+
+    values: tuple[int, ...]
+    weights: tuple[float, ...]
+    _bounds: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        v, w = self.values, self.weights
+        _check(len(v) == len(w) >= 1, f"as many weights as values, one or more, not {len(w)} and {len(v)}")
+        _check(min(v) >= 1 and max(v) <= MAX_TOKENS, "values are from 1 to 2^40")
+        *bounds, total = accumulate(w)
+        _check(min(w) >= 0 and 0 < total < math.inf, "weights are from 0 on, and one of them is above 0")
+        object.__setattr__(self, "_bounds", tuple(bound / total for bound in bounds))
+
+    def at(self, u: float) -> int:
+        """The value within whose share *u* lies. O(log of the table)."""
+        return self.values[bisect_right(self._bounds, u)]
+
+    def at_many(self, u: FloatArray) -> IntArray:
+        """The same of each."""
+        values = np.array(self.values, dtype=np.int64)
+        lengths: IntArray = values[np.searchsorted(np.array(self._bounds), u, side="right")]
+        return lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Zipf:
+    """Zipf's law between *min* and *max*: length x as often as x^-alpha says, as Vidur and vLLM's benchmark have it.
+
+    Keeps 8 bytes a length. Raise WorkloadError on an alpha outside 0 to 10, on more than a million lengths.
+    """
+
+    alpha: float
+    max: int
+    min: int = 1
+    _bounds: FloatArray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.alpha <= 10, f"alpha is from 0 to 10, not {self.alpha}")
+        _check(1 <= self.min <= self.max <= MAX_TOKENS, f"1 <= min <= max is needed, not {self.min}, {self.max}")
+        _check(self.max - self.min < _ZIPF_LENGTHS, f"from min to max are at most {_ZIPF_LENGTHS:,} lengths")
+        # Over the least, so that no weight is out of exp's range before it is negligible.
+        logs = inverse.logs(np.arange(self.min, self.max + 1, dtype=np.float64) / self.min)
+        bounds = np.cumsum(inverse.exps(np.maximum(-self.alpha * logs, -600.0)))
+        object.__setattr__(self, "_bounds", bounds[:-1] / bounds[-1])
+
+    def at(self, u: float) -> int:
+        """The length within whose share *u* lies. O(log of the lengths)."""
+        return self.min + int(np.searchsorted(self._bounds, u, side="right"))
+
+    def at_many(self, u: FloatArray) -> IntArray:
+        """The same of each."""
+        lengths: IntArray = self.min + np.searchsorted(self._bounds, u, side="right").astype(np.int64)
         return lengths
 
 
@@ -152,7 +219,8 @@ def length_from(spec: object, name: str) -> Length:
     """Build the distribution that a scenario states under the key *name*.
 
     *spec* is a whole number, or a table whose ``distribution`` says which: ``fixed`` (value), ``uniform`` (low,
-    high), ``lognormal`` (mean; one of sigma, median, stddev; min, max) or ``quantiles`` (probabilities, values).
+    high), ``lognormal`` (mean; one of sigma, median, stddev; min, max), ``quantiles`` (probabilities, values; min,
+    max), ``values`` (values, weights) or ``zipf`` (alpha, max; min).
     Raise WorkloadError that names the key and the cure.
     """
     if not isinstance(spec, Mapping):
@@ -171,8 +239,17 @@ def length_from(spec: object, name: str) -> Length:
                     min=table.whole_number("min", 1),
                     max=table.whole_number("max", MAX_TOKENS),
                 )
+            case "values":
+                return Values(table.whole_numbers("values"), table.numbers("weights"))
+            case "zipf":
+                return Zipf(table.number("alpha"), table.whole_number("max"), table.whole_number("min", 1))
             case _:
-                return Quantiles(table.numbers("probabilities"), table.whole_numbers("values"))
+                return Quantiles(
+                    table.numbers("probabilities"),
+                    table.whole_numbers("values"),
+                    min=table.whole_number("min", 1),
+                    max=table.whole_number("max", MAX_TOKENS),
+                )
 
 
 def log_sigma(table: Table) -> float:
@@ -196,7 +273,9 @@ _KEYS = {
     "fixed": ("value",),
     "uniform": ("low", "high"),
     "lognormal": ("mean", "sigma", "median", "stddev", "min", "max"),
-    "quantiles": ("probabilities", "values"),
+    "quantiles": ("probabilities", "values", "min", "max"),
+    "values": ("values", "weights"),
+    "zipf": ("alpha", "max", "min"),
 }
 
 

@@ -85,8 +85,8 @@ def test_a_trace_wins_and_is_scaled_and_cut(tmp_path: Path) -> None:
     ("setting", "said"),
     [
         (
-            "workload.prompt_tokens={distribution='zipf'}",
-            r"^workload\.prompt_tokens: no distribution 'zipf'; known are fixed, uniform, lognormal, quantiles",
+            "workload.prompt_tokens={distribution='zipff'}",
+            r"^workload\.prompt_tokens: no distribution 'zipff'; did you mean 'zipf'",
         ),
         ("workload.output_tokens={distribution='uniform',low=5,high=2}", r"^workload\.output_tokens"),
         ("session.turns={distribution='uniform'}", r"^session\.turns"),

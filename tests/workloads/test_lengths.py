@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hbmtwin.workloads import Fixed, Length, LogNormal, Quantiles, Uniform, WorkloadError, length_from
 from hbmtwin.workloads.draws import Purpose, uniform, uniforms
-from hbmtwin.workloads.lengths import MAX_TOKENS, tokens_many
+from hbmtwin.workloads.lengths import MAX_TOKENS, Values, Zipf, tokens_many
 
 LENGTHS = [
     Fixed(7),
@@ -26,6 +26,12 @@ LENGTHS = [
     Quantiles((0.01, 0.5, 0.99), (29, 1020, 4142)),
     Quantiles((0.5, 0.6), (1, 1)),
     Quantiles((0.0, 1.0), (1, MAX_TOKENS)),
+    Quantiles((0.0, 1.0), (1, 10_000), min=30, max=4142),
+    Values((100,), (2.5,)),
+    Values((1, 100, 400, MAX_TOKENS), (0, 2, 0, 1)),
+    Zipf(0.6, max=4096, min=1024),
+    Zipf(1.2, max=2**20),
+    Zipf(10, max=2**40, min=2**40 - 5),
 ]
 GRID = (np.arange(20_000) + 0.5) / 20_000
 """The middle of each of 20,000 equal parts: a distribution's mean without any chance."""
@@ -79,6 +85,31 @@ def test_quantiles_pass_through_their_points_and_stop_at_the_ends() -> None:
     assert [length.at(u) for u in (0.001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999)] == [10, 10, 30, 50, 525, 1000, 1000]
 
 
+def test_quantiles_pile_up_at_a_limit() -> None:
+    values = Quantiles((0.0, 1.0), (1, 1001), min=101, max=901).at_many(GRID)
+    assert (values.min(), values.max()) == (101, 901)
+    assert (values == 901).mean() == pytest.approx(0.1, abs=1e-3)
+    assert (values == 101).mean() == pytest.approx(0.1, abs=1e-3)
+
+
+def test_values_are_drawn_as_often_as_their_weights_say_and_nothing_else_is() -> None:
+    values, counts = np.unique(Values((400, 100, 7), (3, 5, 0)).at_many(GRID), return_counts=True)
+    assert dict(zip(values.tolist(), counts.tolist(), strict=True)) == {400: 7500, 100: 12_500}
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.5])
+def test_zipf_falls_with_the_power_alpha(alpha: float) -> None:
+    values, counts = np.unique(Zipf(alpha, max=12, min=3).at_many(GRID), return_counts=True)
+    weights = [x**-alpha for x in range(3, 13)]
+    assert values.tolist() == list(range(3, 13))
+    assert counts.tolist() == pytest.approx([20_000 * w / sum(weights) for w in weights], abs=1.01)
+
+
+def test_zipf_has_the_same_bits_everywhere() -> None:
+    lengths = tokens_many(Zipf(0.6, max=4096, min=1), 0, Purpose.PROMPT_TOKENS, np.arange(8), 0)
+    assert lengths.tolist() == [2701, 504, 54, 3441, 262, 29, 287, 3667]
+
+
 @pytest.mark.parametrize(
     ("spec", "length"),
     [
@@ -91,6 +122,13 @@ def test_quantiles_pass_through_their_points_and_stop_at_the_ends() -> None:
             {"distribution": "quantiles", "probabilities": [0.5, 1], "values": [1, 9]},
             Quantiles((0.5, 1.0), (1, 9)),
         ),
+        (
+            {"distribution": "quantiles", "probabilities": [0.5, 1], "values": [1, 9], "min": 2, "max": 8},
+            Quantiles((0.5, 1.0), (1, 9), 2, 8),
+        ),
+        ({"distribution": "values", "values": [100, 400], "weights": [3, 1]}, Values((100, 400), (3.0, 1.0))),
+        ({"distribution": "zipf", "alpha": 0.6, "max": 99}, Zipf(0.6, 99)),
+        ({"distribution": "zipf", "alpha": 0.6, "max": 99, "min": 9}, Zipf(0.6, 99, 9)),
     ],
 )
 def test_a_scenario_states_a_length(spec: object, length: Length) -> None:
@@ -113,7 +151,7 @@ def test_sigma_follows_from_median_or_standard_deviation() -> None:
         (True, "value must be a whole number, not True"),
         ("many", "value must be a whole number, not 'many'"),
         (None, "fixed needs 'value'"),
-        ({"mean": 4}, "the table needs a distribution: one of fixed, uniform, lognormal, quantiles"),
+        ({"mean": 4}, "the table needs a distribution: one of fixed, uniform, lognormal, quantiles, values"),
         ({"distribution": "lognormall", "mean": 4}, "no distribution 'lognormall'; did you mean 'lognormal'?"),
         ({"distribution": "lognormal", "mena": 4}, "lognormal has no 'mena'; did you mean 'mean'?"),
         ({"distribution": "uniform", "low": 4}, "uniform needs 'high'"),
@@ -144,6 +182,19 @@ def test_sigma_follows_from_median_or_standard_deviation() -> None:
         ({"distribution": "quantiles", "probabilities": [0.1, 0.5], "values": [2, 1]}, "values must not fall"),
         ({"distribution": "quantiles", "probabilities": [0.1, 0.5], "values": [0, 1]}, "values are from 1 to 2^40"),
         ({"distribution": "quantiles", "probabilities": [0.1, 0.5], "values": [1, 1.5]}, "values must be a whole"),
+        (
+            {"distribution": "quantiles", "probabilities": [0.1, 0.5], "values": [1, 2], "min": 3, "max": 2},
+            "1 <= min <= max is needed, not 3, 2",
+        ),
+        ({"distribution": "values", "values": [1, 2], "weights": [1]}, "as many weights as values, one or more, not 1"),
+        ({"distribution": "values", "values": [], "weights": []}, "as many weights as values, one or more, not 0"),
+        ({"distribution": "values", "values": [0], "weights": [1]}, "values are from 1 to 2^40"),
+        ({"distribution": "values", "values": [1], "weights": [0]}, "weights are from 0 on, and one of them is above"),
+        ({"distribution": "values", "values": [1, 2], "weights": [2, -1]}, "weights are from 0 on"),
+        ({"distribution": "values", "values": [1, 2], "weights": [1, math.nan]}, "weights are from 0 on"),
+        ({"distribution": "zipf", "alpha": 11, "max": 9}, "alpha is from 0 to 10, not 11.0"),
+        ({"distribution": "zipf", "alpha": 1, "max": 9, "min": 10}, "1 <= min <= max is needed, not 10, 9"),
+        ({"distribution": "zipf", "alpha": 1, "max": 2**20 + 1}, "from min to max are at most 1,048,576 lengths"),
     ],
 )
 def test_a_bad_length_names_its_key_and_the_cure(spec: object, message: str) -> None:
