@@ -27,10 +27,21 @@ SCHEDULER_KEYS = {
     "schedule_conservativeness": "sglang",
 }
 """Of ``[scheduler]``: they concern one policy each."""
+GAP_KEYS = (
+    "arrival_pattern",
+    "burstiness",
+    "cv",
+    "rate_curve",
+    "ramp_up_strategy",
+    "ramp_up_start_rps",
+    "ramp_up_end_rps",
+    "rescale_gaps",
+)
+"""Of ``[workload]``: when sessions arrive in an open loop."""
 GENERATOR_KEYS = (
+    *GAP_KEYS,
     "users",
     "request_rate",
-    "burstiness",
     "prompt_tokens",
     "first_prompt_tokens",
     "output_tokens",
@@ -94,7 +105,7 @@ def _workload(scenario: Scenario, name: str) -> str | None:
         return "does not concern a trace" if name in GENERATOR_KEYS else None
     if name == "time_scale":
         return "concerns a trace only"
-    if name == "burstiness" and scenario.workload.users is not None:
+    if name in GAP_KEYS and scenario.workload.users is not None:
         return "does not concern a closed loop"
     return None
 

@@ -206,8 +206,34 @@ class WorkloadSection(Section):
         None, min_length=1, description="request file to replay (Azure 2023 CSV or our own), gzip or plain"
     )
     users: int | None = Field(None, ge=1, le=10**6, description="closed loop: users that wait for their answer")
-    request_rate: float | None = Field(None, gt=0, description="open loop: Poisson arrivals per second; inf: at once")
-    burstiness: float = Field(1.0, ge=0.01, le=1e6, description="1: Poisson")
+    request_rate: float | None = Field(
+        None, gt=0, description="open loop: sessions that arrive per second; inf: all at once"
+    )
+    arrival_pattern: Literal["constant", "poisson", "gamma", "weibull"] | None = Field(
+        None, description="open loop: family of the gaps; default: gamma, which is Poisson with burstiness 1"
+    )
+    burstiness: float = Field(
+        1.0,
+        ge=0.01,
+        description="open loop: shape of gamma and Weibull gaps; 1: Poisson, less: burstier, inf: constant",
+    )
+    cv: float | None = Field(
+        None, ge=0, description="open loop: coefficient of variation of the gaps, in place of burstiness"
+    )
+    rate_curve: list[list[float]] | None = Field(
+        None,
+        description="open loop: [[seconds, factor], ...] on request_rate, with straight lines between; it repeats",
+    )
+    ramp_up_strategy: Literal["linear", "exponential"] | None = Field(
+        None,
+        description="open loop: the rate moves with the request's number, as vLLM's flag; in place of request_rate",
+    )
+    ramp_up_start_rps: float | None = Field(None, gt=0, description="ramp: requests a second at the first request")
+    ramp_up_end_rps: float | None = Field(None, gt=0, description="ramp: requests a second at the last request")
+    rescale_gaps: bool = Field(
+        False,
+        description="open loop: stretch the gaps so that the last session arrives at N / request_rate, as vLLM does",
+    )
     num_prompts: int | None = Field(None, ge=1, le=10**9, description="requests in all; of a trace: its first ones")
     time_scale: float = Field(1.0, gt=0, le=1e9, description="factor on the times of a trace")
     samples: int = Field(1, ge=1, le=1024, description="answers to each prompt (n), each a request; turns must be 1")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hbmtwin.sim.arrivals import arrivals_of
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.sections import LengthSpec
-from hbmtwin.workloads.arrivals import Arrivals
 from hbmtwin.workloads.builtin import (
-    BURSTS,
     NUM_PROMPTS,
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
-    REQUEST_RATE,
     SYSTEM_PROMPT_TOKENS,
     THINK_TIME,
     TURNS,
@@ -63,11 +61,7 @@ def _source_of_prompts(scenario: Scenario) -> Source:
         conversations = _conversations(scenario)
         if w.users is not None:
             return ClosedLoop(conversations, users=w.users, num_prompts=num_prompts)
-        if w.request_rate is not None:
-            arrivals = Arrivals(w.request_rate, burstiness=w.burstiness)
-        else:
-            arrivals = Arrivals(REQUEST_RATE, burstiness=w.burstiness, bursts=BURSTS)
-        return OpenLoop(conversations, arrivals, num_prompts=num_prompts)
+        return OpenLoop(conversations, arrivals_of(w), num_prompts=num_prompts)
     except WorkloadError as error:
         raise ScenarioError(str(error)) from None
 

@@ -280,6 +280,7 @@ def _traffic(pick: Pick, keys: Keys, short: bool) -> Keys:
     chosen = {
         "workload.num_prompts": pick(12, 12, 25),
         "workload.prompt_tokens": pick(uniform(9), 16, uniform(60), 48, uniform(100)),
+        "workload.first_prompt_tokens": pick(None, None, 24),
         "workload.output_tokens": pick(120, uniform(120)) if short else pick(uniform(120), 100, uniform(40), 1),
         "workload.system_prompt_tokens": pick(32, 3, 0),
         "workload.samples": samples,
@@ -291,15 +292,39 @@ def _traffic(pick: Pick, keys: Keys, short: bool) -> Keys:
     if source == "users":
         chosen["workload.users"] = pick(8, 16) if short else pick(3, 1, 16)
     elif source != "trace":
-        chosen["workload.burstiness"] = pick(1.0, 0.2, 5.0)
+        chosen |= _gaps(pick)
     if source == "trace":
         chosen |= {"workload.trace": str(TINY / "requests.csv"), "workload.time_scale": pick(1.0, 0.1)}
     if source == "rate":
-        chosen["workload.request_rate"] = pick(1000.0, float("inf")) if short else pick(50.0, 1000.0, 0.5)
+        rate = pick(1000.0, float("inf")) if short else pick(50.0, 1000.0, 0.5)
+        chosen |= {"workload.request_rate": rate} | _rates(pick, rate)
     if keys["scheduler.policy"] == "vllm_v0" and samples > 1:
         chosen["scheduler.max_num_seqs"] = pick(256, 8, 3)
         chosen["scheduler.preemption_mode"] = pick("auto", "swap")
     return chosen
+
+
+def _gaps(pick: Pick) -> Keys:
+    burstiness, pattern = pick(1.0, 0.2, 5.0), pick(None, "gamma", "weibull", "poisson", "constant")
+    if pattern in ("poisson", "constant"):
+        return {"workload.arrival_pattern": pattern}
+    by_cv = {"workload.cv": 1.5} if pick("burstiness", "burstiness", "cv") == "cv" else {}
+    return {"workload.arrival_pattern": pattern, "workload.burstiness": 1.0 if by_cv else burstiness} | by_cv
+
+
+def _rates(pick: Pick, rate: float) -> Keys:
+    """A rate that stays, or moves."""
+    how = pick("steady", "steady", "steady", "curve", "ramp", "rescaled")
+    if how == "ramp":
+        return {
+            "workload.request_rate": None,
+            "workload.ramp_up_strategy": pick("linear", "exponential"),
+            "workload.ramp_up_start_rps": pick(100.0, 2.0),
+            "workload.ramp_up_end_rps": pick(1000.0, 20.0),
+        }
+    if how == "curve" and rate < float("inf"):
+        return {"workload.rate_curve": [[0, 1], [0.1, 3], [0.1, 0], [0.2, 1]]}
+    return {"workload.rescale_gaps": how == "rescaled"}
 
 
 def _between_turns(pick: Pick, keys: Keys, samples: int) -> str:

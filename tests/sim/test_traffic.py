@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hbmtwin.sim.legality import notes
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads.builtin import NUM_PROMPTS, builtin
@@ -126,3 +127,86 @@ def test_a_scenario_without_samples_has_its_source_bare() -> None:
     assert isinstance(source_of(Scenario.load(overrides=["session.turns=1"])), OpenLoop)
     sampled = source_of(Scenario.load(overrides=["session.turns=1", "workload.samples=8", "workload.num_prompts=5"]))
     assert sampled.total_requests == 40
+
+
+# -- arrivals ----------------------------------------------------------------------------------------------------------
+
+
+def arrivals_s(*overrides: str) -> list[float]:
+    return [r.arrival_ns / 1e9 for r in source_of(scenario("session.turns=1", *overrides)).open()]
+
+
+def test_a_constant_pattern_is_a_request_every_so_often() -> None:
+    for pattern in (["workload.arrival_pattern=constant"], ["workload.burstiness=inf"], ["workload.cv=0"]):
+        assert arrivals_s("workload.request_rate=4", "workload.num_prompts=3", *pattern) == [0.25, 0.5, 0.75]
+
+
+def test_a_cv_is_another_way_to_say_burstiness() -> None:
+    shape, cv = (
+        ["workload.request_rate=4", "workload.num_prompts=50", key]
+        for key in ("workload.burstiness=4", "workload.cv=0.5")
+    )
+    assert arrivals_s(*shape) == arrivals_s(*cv)
+    weibull = [*shape, "workload.arrival_pattern=weibull"]
+    assert arrivals_s(*weibull) != arrivals_s(*shape)
+
+
+def test_a_ramp_takes_the_place_of_a_rate() -> None:
+    ramp = ["workload.ramp_up_strategy=linear", "workload.ramp_up_start_rps=1", "workload.ramp_up_end_rps=4"]
+    keys = ["workload.arrival_pattern=constant", "workload.num_prompts=4", *ramp]
+    expected = [1, 1.5, 1.5 + 1 / 3, 1.75 + 1 / 3]
+    assert arrivals_s(*keys) == pytest.approx(expected)
+    assert arrivals_s(*keys, "workload.request_rate=inf") == pytest.approx(expected)
+
+
+def test_a_rate_curve_multiplies_the_rate_and_the_built_in_one() -> None:
+    curve = "workload.rate_curve=[[0, 2], [1000, 2]]"
+    plain = arrivals_s("workload.request_rate=4")
+    assert arrivals_s("workload.request_rate=4", curve) == pytest.approx([t / 2 for t in plain], abs=1e-8)
+    assert arrivals_s(curve) == pytest.approx([t / 2 for t in arrivals_s()], abs=1e-8)
+
+
+def test_rescaled_gaps_end_at_n_over_rate() -> None:
+    assert arrivals_s("workload.request_rate=4", "workload.rescale_gaps=true", "workload.num_prompts=100")[-1] == 25
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["request_rate=2", "cv=2", "burstiness=3"], r"^workload\.cv: burstiness says the same; give one of the two"),
+        (["request_rate=2", "cv=20"], r"^workload\.cv: cv of gamma gaps is from 0 to 10 \(1 is Poisson\), not 20\.0"),
+        (["burstiness=1e7"], r"^workload\.burstiness: burstiness is from 0\.01 to 1e6 \(1 is Poisson\), or inf, not"),
+        (
+            ["arrival_pattern=poisson", "burstiness=2"],
+            r"^workload\.burstiness: poisson gaps have no burstiness; leave it 1, or take gamma or weibull",
+        ),
+        (["rate_curve=[[0, 1]]"], r"^workload\.rate_curve: a rate curve has two points or more, \[seconds, factor\]"),
+        (["request_rate=inf", "rate_curve=[[0,1],[9,1]]"], r"^workload\.rate_curve: it multiplies workload\.request_r"),
+        (["ramp_up_start_rps=1"], r"^workload\.ramp_up_strategy: say linear or exponential, or leave out the rates"),
+        (["ramp_up_strategy=linear"], r"^workload\.ramp_up_strategy: a ramp needs ramp_up_start_rps and ramp_up_end"),
+        (
+            ["ramp_up_strategy=linear", "ramp_up_start_rps=1", "ramp_up_end_rps=2", "request_rate=3"],
+            r"^workload\.ramp_up_strategy: a ramp is the rate itself; leave workload\.request_rate out",
+        ),
+        (
+            ["ramp_up_strategy=linear", "ramp_up_start_rps=1", "ramp_up_end_rps=2", "rate_curve=[[0,1],[9,1]]"],
+            r"^workload\.rate_curve: a ramp is the rate itself; give one of the two",
+        ),
+        (
+            ["ramp_up_strategy=linear", "ramp_up_start_rps=1", "ramp_up_end_rps=inf"],
+            r"^workload\.ramp_up_strategy: a ramp's end rate is above 0 a second and finite, not inf",
+        ),
+        (["rescale_gaps=true"], r"^workload\.rescale_gaps: it needs workload\.request_rate, without a ramp or a rate"),
+    ],
+)
+def test_arrival_keys_that_contradict_each_other_are_refused(settings: list[str], said: str) -> None:
+    with pytest.raises(ScenarioError, match=said):
+        source_of(scenario(*(f"workload.{setting}" for setting in settings)))
+
+
+def test_arrival_keys_have_no_effect_on_users_and_traces() -> None:
+    keys = ["workload.cv=2", "workload.rate_curve=[[0,1],[9,1]]", "workload.rescale_gaps=true"]
+    for where, said in (("workload.users=3", "a closed loop"), ("workload.trace=a.csv", "a trace")):
+        assert notes(scenario(where, *keys)) == tuple(
+            f"workload.{name} does not concern {said}" for name in ("cv", "rate_curve", "rescale_gaps")
+        )
