@@ -14,7 +14,16 @@ from hbmtwin.allocators.registry import UnknownPolicy, device_allocators, kv_pol
 from hbmtwin.allocators.retention import RETENTIONS
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import weight_bytes_per_rank
-from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
+from hbmtwin.sim.catalog import (
+    CatalogError,
+    WorkloadPreset,
+    device,
+    devices,
+    model,
+    models,
+    workload_preset,
+    workload_presets,
+)
 from hbmtwin.sim.engine_config import Progress
 from hbmtwin.sim.experiment import compare, differences
 from hbmtwin.sim.export import EXPORT_FORMATS, check_exportable, export
@@ -67,6 +76,7 @@ __all__ = [
     "Tally",
     "UnknownPolicy",
     "WorkloadError",
+    "WorkloadPreset",
     "check_exportable",
     "check_replaceable",
     "compare",
@@ -93,6 +103,8 @@ __all__ = [
     "schedulers",
     "weight_bytes_per_rank",
     "what_would_hold",
+    "workload_preset",
+    "workload_presets",
     "write_directory",
     "write_memory_trace",
     "write_per_op",

@@ -20,6 +20,7 @@ from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.sim.slo import goodput
 from hbmtwin.sim.token_gaps import pads_batches, token_gaps
 from hbmtwin.sim.unfinished import unfinished_because
+from hbmtwin.sim.workload_presets import context_notes
 
 
 def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
@@ -65,6 +66,7 @@ def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
                 *device_notes(scenario, plan.device),
                 *pipeline_notes(scenario, plan.budget),
                 *batch_notes(scenario, plan.max_model_len),
+                *context_notes(scenario.workload.preset, source, plan.longest_request),
                 *window_notes(scenario, plan.model, plan.kept_model),
                 *state_notes(scenario, plan.model, plan.pool, plan.block_size),
             ],

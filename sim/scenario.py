@@ -1,8 +1,8 @@
 """A scenario is everything that a run depends on: one TOML file, one frozen tree of records.
 
-Precedence: defaults < file < preset < ``--set a.b=c``. Unknown keys are refused with the nearest known one, values
-with the key's path; types are not converted (``true`` is no number, nor is ``"5"``). The same records feed the
-command line, ``hbmtwin init`` and the documentation.
+Precedence: defaults < file < preset < ``--set a.b=c``; only ``workload.preset`` stands below the file. Unknown keys
+are refused with the nearest known one, values with the key's path; types are not converted (``true`` is no number, nor
+is ``"5"``). The same records feed the command line, ``hbmtwin init`` and the documentation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError
 
+from hbmtwin.sim.catalog import CatalogError
 from hbmtwin.sim.sections import (
     CalibrationSection,
     DeviceSection,
@@ -32,6 +33,7 @@ from hbmtwin.sim.sections import (
     SloSection,
     WorkloadSection,
 )
+from hbmtwin.sim.workload_presets import PRESET, with_workload_preset, without_preset_keys
 
 
 class ScenarioError(ValueError):
@@ -154,6 +156,10 @@ class Scenario(Section):
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> Scenario:
         """Build a scenario from dotted keys. Raise ScenarioError with the path of each bad key."""
+        try:
+            keys = with_workload_preset(keys)
+        except CatalogError as error:
+            raise ScenarioError(f"{PRESET}: {error}") from None
         tree: dict[str, Any] = {}
         for key, value in keys.items():
             *sections, name = key.split(".")
@@ -176,6 +182,7 @@ class Scenario(Section):
         A trace is named by its absolute path: the file may lie elsewhere than where the run was started.
         """
         tree = self.model_dump(exclude_none=True)
+        without_preset_keys(tree, self.workload.preset)
         if self.workload.trace is not None:
             tree["workload"]["trace"] = os.path.abspath(self.workload.trace)
         return tomli_w.dumps(tree)

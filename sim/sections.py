@@ -202,6 +202,9 @@ class KVCacheSection(Section):
 class WorkloadSection(Section):
     """Who asks for how much, and when."""
 
+    preset: str | None = Field(
+        None, description="traffic by name (`hbmtwin catalog workloads`): what is not given here and in [session]"
+    )
     trace: str | None = Field(
         None, min_length=1, description="request file to replay (Azure 2023 CSV or our own), gzip or plain"
     )

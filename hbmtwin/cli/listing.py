@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from inspect import getdoc
+from math import inf
 from typing import Any
 
 from hbmtwin.api import (
@@ -16,6 +17,7 @@ from hbmtwin.api import (
     PRESETS,
     RETENTIONS,
     ModelShape,
+    WorkloadPreset,
     device,
     device_allocators,
     devices,
@@ -25,6 +27,8 @@ from hbmtwin.api import (
     models,
     schedulers,
     weight_bytes_per_rank,
+    workload_preset,
+    workload_presets,
 )
 
 
@@ -66,6 +70,16 @@ def list_policies() -> list[dict[str, Any]]:
     found += [_registered("scheduler", "scheduler.policy", name, scheduler) for name, scheduler in schedulers]
     found += [_entry("batching", "scheduler.batching", name, line) for name, line in BATCHING.items()]
     return found
+
+
+def list_workloads() -> dict[str, dict[str, Any]]:
+    """Every workload that has a name: whose data, and the keys that it stands for with the source of each."""
+    return {name: _workload(workload_preset(name)) for name in workload_presets()}
+
+
+def _workload(preset: WorkloadPreset) -> dict[str, Any]:
+    endless = {key: "inf" for key, value in preset.keys.items() if value == inf}  # JSON has no infinity
+    return {**asdict(preset), "keys": {**preset.keys, **endless}}
 
 
 CHOSEN = {**CHOSEN_BY_RELEASE, **CHOSEN_BY_MODEL}

@@ -25,6 +25,7 @@ class Part(StrEnum):
     DEVICES = "devices"
     MODELS = "models"
     POLICIES = "policies"
+    WORKLOADS = "workloads"
 
 
 def init(
@@ -52,13 +53,14 @@ def init(
 
 
 def catalog(part: Annotated[Part | None, typer.Argument()] = None, json_: Json = False) -> int:
-    """List devices, models and policies."""
+    """List devices, models, policies and workloads."""
     from hbmtwin.cli import listing, tables
 
     verbs: dict[Part, tuple[Callable[[], Any], Callable[[Console, Any], None]]] = {
         Part.DEVICES: (listing.list_devices, tables.print_devices),
         Part.MODELS: (listing.list_models, tables.print_models),
         Part.POLICIES: (listing.list_policies, tables.print_policies),
+        Part.WORKLOADS: (listing.list_workloads, tables.print_workloads),
     }
     found = {name: verbs[name][0]() for name in ([part] if part else Part)}
     if json_:

@@ -344,3 +344,10 @@ def print_policies(console: Console, policies: Sequence[Mapping[str, Any]]) -> N
             for row, p in zip(cells, listed, strict=True):
                 row += [", ".join(p["features"]), ", ".join(p["requires"])]
         _print_table(console, header, cells, words=header[1:3])
+
+
+def print_workloads(console: Console, workloads: Mapping[str, Mapping[str, Any]]) -> None:
+    """Workloads that have a name, with whose data they are; ``--json`` has the keys, each with its source."""
+    cells = [(name, w["summary"], w["credit"]) for name, w in workloads.items()]
+    console.print("[bold]workload[/bold]  workload.preset (--json: the keys of each, with the source of every number)")
+    _print_table(console, ("name", "what it is", "source"), cells, words=("what it is", "source"))

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class CatalogError(ValueError):
-    """A device or model that the catalog cannot give: what, where, and the cure."""
+    """A device, model or workload that the catalog cannot give: what, where, and the cure."""
 
 
 def unknown(kind: str, name: str, ids: Iterable[str]) -> CatalogError:

@@ -132,9 +132,9 @@ def test_init_shows_forms_of_traffic_that_can_be_used_and_ends_with_the_built_in
     assert spelt_out == built_in
 
 
-def test_catalog_lists_devices_models_and_policies(shell: Shell) -> None:
+def test_catalog_lists_devices_models_policies_and_workloads(shell: Shell) -> None:
     whole = json.loads(shell("catalog", "--json").out)
-    assert list(whole) == ["devices", "models", "policies"]
+    assert list(whole) == ["devices", "models", "policies", "workloads"]
     assert {"ascend-910b2", "ascend-910b4", "a100-80gb"} <= set(whole["devices"])
     assert json.loads(shell("catalog", "models", "--json").out) == whole["models"]
     llama = whole["models"]["llama-2-7b"]
@@ -144,6 +144,11 @@ def test_catalog_lists_devices_models_and_policies(shell: Shell) -> None:
     assert (code, err) == (0, "")
     assert "llama-2-70b" in out
     assert "vllm" in out
+    assert "reasoning-r1" in out
+    rag = whole["workloads"]["rag"]
+    assert rag["keys"]["workload.request_rate"] == "inf"
+    assert rag["sources"]["session.turns"] == "number_of_turns (confidence M)"
+    assert rag["credit"].startswith("Kubernetes SIG inference-perf")
 
 
 def test_the_catalog_of_policies_has_a_line_for_every_name_that_a_scenario_takes(shell: Shell) -> None:

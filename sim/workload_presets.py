@@ -1,0 +1,81 @@
+"""Traffic by name: ``workload.preset`` stands for keys of the catalog, and a key that a user gives stands before them.
+
+::
+
+    defaults  <  workload.preset  <  file  <  --set
+
+A key is given where the file or the command line has it, also with its default. Who gives ``workload.users`` wants a
+closed loop, so the preset's arrivals are left out. A saved scenario names the preset and leaves out what it says, so
+that another preset may still be set over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from hbmtwin.sim.catalog import CatalogError, workload_preset
+from hbmtwin.workloads.records import Request, Source, Status
+
+PRESET = "workload.preset"
+ARRIVALS = ("workload.request_rate",)
+"""Of an open loop."""
+WHOLE = ("workload.trace",)
+"""Keys that say by themselves who asks for what."""
+_LOOKED_AT = 1000
+"""Requests of a preset that are held against the context: what a run of a minute has, in milliseconds."""
+
+
+def with_workload_preset(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The dotted keys of a scenario, and those of its preset that are not among them.
+
+    Raise CatalogError for an unknown preset, and for one beside a key that leaves it nothing to say.
+    """
+    name = keys.get(PRESET)
+    if not isinstance(name, str):  # none, or a value that the scenario refuses
+        return dict(keys)
+    preset = workload_preset(name)
+    for key in WHOLE:
+        if keys.get(key) is not None:
+            raise CatalogError(f"{key} says by itself who asks for what; give one of the two")
+    left_out = ARRIVALS if keys.get("workload.users") is not None else ()
+    return {**{key: value for key, value in preset.keys.items() if key not in left_out}, **keys}
+
+
+def without_preset_keys(tree: Mapping[str, dict[str, Any]], preset: str | None) -> None:
+    """Take the keys that *preset* says in the same words out of the sections of a scenario's *tree*, in place."""
+    if preset is None:
+        return
+    for key, value in workload_preset(preset).keys.items():
+        section, _, name = key.partition(".")
+        if tree[section].get(name) == value:
+            del tree[section][name]
+
+
+def context_notes(preset: str | None, source: Source, longest_request: int) -> tuple[str, ...]:
+    """A remark where requests of a preset are longer than the server takes, with the cure.
+
+    *source* is asked anew, as if every answer came at once: at most a thousand requests.
+    """
+    if preset is None:
+        return ()
+    looked_at = list(islice(_requests(source), _LOOKED_AT))
+    longer = [r for r in looked_at if r.prompt_tokens + r.output_tokens > longest_request]
+    if not longer:
+        return ()
+    longest = max(r.prompt_tokens + r.output_tokens for r in longer)
+    of = f"the first {_LOOKED_AT}" if len(looked_at) == _LOOKED_AT else f"its {len(looked_at)}"
+    return (
+        f"{PRESET} = {preset!r}: {len(longer)} of {of} requests are longer than max_model_len, {longest_request} (up "
+        f"to {longest} tokens), and are rejected, which ends their sessions: take a model of a longer context, or clip "
+        "workload.prompt_tokens, first_prompt_tokens or session.turns",
+    )
+
+
+def _requests(source: Source) -> Iterator[Request]:
+    for first in source.open():
+        r: Request | None = first
+        while r is not None:
+            yield r
+            r = source.next_turn(r, r.arrival_ns, Status.COMPLETED)
