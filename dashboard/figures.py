@@ -40,6 +40,17 @@ def style(figure: go.Figure, height: int) -> go.Figure:
     return figure
 
 
+def inline(figure: go.Figure, div_id: str) -> str:
+    """The figure as a fragment of the page; without an id of ours Plotly draws a random one."""
+    text: str = figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=div_id,
+        config={"responsive": True, "displaylogo": False},
+    )
+    return text
+
+
 def thin(frame: pd.DataFrame, signals: list[pd.Series[float]], columns: int = COLUMNS) -> pd.DataFrame:
     """Of each slice of time keep the first row, the last, and those where a signal is highest or lowest.
 

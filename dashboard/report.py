@@ -11,12 +11,17 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from hbmtwin.api import Result
 from hbmtwin.dashboard.address_map import address_map, moments
-from hbmtwin.dashboard.figures import kv_monitor_over_time, kv_utilization, latency_by_turn, memory_over_time
+from hbmtwin.dashboard.figures import (
+    inline,
+    kv_monitor_over_time,
+    kv_utilization,
+    latency_by_turn,
+    memory_over_time,
+)
 from hbmtwin.dashboard.remarks import alert_text
 from hbmtwin.dashboard.server_figure import server_over_time
 from hbmtwin.dashboard.settings import settings_table
@@ -60,12 +65,12 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
         settings=_settings(results),
         deaths="\n".join(_death(name, summaries[name]) for name in died),
         goodput="\n".join(_goodput(name, s["goodput"]) for name, s in summaries.items() if s["goodput"]),
-        memory=_inline(memory_over_time(results), "memory"),
-        server=_inline(server_over_time(results), "server"),
-        monitor=_inline(kv_monitor_over_time(results), "monitor"),
+        memory=inline(memory_over_time(results), "memory"),
+        server=inline(server_over_time(results), "server"),
+        monitor=inline(kv_monitor_over_time(results), "monitor"),
         alerts=_alerts(summaries),
-        utilization=_inline(kv_utilization(results), "utilization"),
-        latency=_inline(latency_by_turn(results), "latency"),
+        utilization=inline(kv_utilization(results), "utilization"),
+        latency=inline(latency_by_turn(results), "latency"),
         maps=_maps(results),
         first=died[0] if died else next(iter(results)),
         basis=html.escape(str(one.summary["basis"])),
@@ -152,17 +157,6 @@ def _alerts(summaries: Mapping[str, Mapping[str, Any]]) -> str:
                 f"{html.escape(alert_text(alerts[0]))}</summary><ul>{items}{more}</ul></details>"
             )
     return "\n".join(parts)
-
-
-def _inline(figure: go.Figure, div_id: str) -> str:
-    """The figure as a fragment of the page; without an id of ours Plotly draws a random one."""
-    text: str = figure.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        div_id=div_id,
-        config={"responsive": True, "displaylogo": False},
-    )
-    return text
 
 
 def _maps(results: Mapping[str, Result]) -> str:
