@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from hbmtwin.sim.books import Row
-from hbmtwin.sim.result import Result
+from hbmtwin.sim.result import Result, ResultError
 from hbmtwin.sim.token_gaps import pads_batches, token_gaps
 
 Ints = npt.NDArray[np.int64]
@@ -43,6 +43,8 @@ REQUEST_BUCKETS = (
 )
 SCRAPES = 4096
 """Scrapes of a histogram that are numbers at once."""
+MOST_SCRAPES = 1_000_000
+"""Of an export: about 15 GB of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class _Observed:
 
 
 def openmetrics(result: Result) -> Iterator[str]:
-    """The text, line by line. O(scrapes x series + requests log requests)."""
+    """The text, line by line. Raise ResultError for too many scrapes. O(scrapes x series + requests log requests)."""
     labels = f'model_name="{_escaped(result.scenario.model.name)}",engine="0"'
     scrapes = _scrapes(result)
     yield from _of_timeline(result, labels, scrapes)
@@ -78,6 +80,12 @@ def _scrapes(result: Result) -> Ints:
     end = max(
         int(result.timeline["time_ns"].max()), int(result.requests["end_ns"].max()) if len(result.requests) else 0
     )
+    count = -(-end // interval) + 1
+    if count > MOST_SCRAPES:
+        raise ResultError(
+            f"openmetrics: {count:,} scrapes, one each results.interval_s = {interval / 1e9:g}, are more than "
+            f"{MOST_SCRAPES:,}: run it again with a longer results.interval_s, or export csv"
+        )
     return np.append(np.arange(0, end, interval, dtype=np.int64), end)
 
 

@@ -377,3 +377,13 @@ def test_a_run_in_which_nothing_ran_can_be_exported(tmp_path: Path) -> None:
     assert {s[-1][1] for (name, _), s in points.items() if name.endswith("_bucket")} == {0}
     export(result, "csv", tmp_path / "csv")
     assert (tmp_path / "csv" / "steps.csv").read_text().count("\n") == 1
+
+
+def test_an_export_that_no_disk_would_hold_is_refused_at_once(tmp_path: Path) -> None:
+    overrides = ["workload.num_prompts=2", "session.turns=1", "results.interval_s=1e-9"]
+    result = Twin(Scenario.load(overrides=overrides)).run()
+    with pytest.raises(
+        ResultError, match=r"^openmetrics: \d{1,3}(,\d{3}){3,} scrapes, one each results.interval_s = 1e-09"
+    ):
+        export(result, "openmetrics", tmp_path / "metrics.txt")
+    assert list(tmp_path.iterdir()) == []
