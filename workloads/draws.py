@@ -36,6 +36,11 @@ class Purpose(StrEnum):
     OUTPUT_TOKENS = "output_tokens"
     THINK_TIME = "think_time"
     PRIORITY = "priority"
+    WINDOW_REQUESTS = "window_requests"
+    CLIENTS = "clients"
+    FOLLOWS = "follows"
+    FOLLOW_AFTER = "follow_after"
+    SHARED_PART = "shared_part"
 
 
 def bits(seed: int, purpose: str, session: int, turn: int) -> int:
