@@ -4,23 +4,23 @@
 
     defaults  <  workload.preset  <  file  <  --set
 
-A key is given where the file or the command line has it, also with its default. Who gives ``workload.users`` wants a
-closed loop, so the preset's arrivals are left out. A saved scenario names the preset and leaves out what it says, so
-that another preset may still be set over it.
+A key is given where the file or the command line has it, also with its default. Who gives users, a ramp, or all
+requests at once has said when they arrive, so the preset's keys that would contradict it are left out. A saved scenario
+names the preset and leaves out what it says, so that another preset may still be set over it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from math import inf
 from typing import Any
 
 from hbmtwin.sim.catalog import CatalogError, workload_preset
 from hbmtwin.workloads.records import Request, Source, Status
 
 PRESET = "workload.preset"
-ARRIVALS = ("workload.request_rate",)
-"""Of an open loop."""
+_RATE, _CURVE = "workload.request_rate", "workload.rate_curve"
 WHOLE = ("workload.trace",)
 """Keys that say by themselves who asks for what."""
 _LOOKED_AT = 1000
@@ -39,7 +39,11 @@ def with_workload_preset(keys: Mapping[str, Any]) -> dict[str, Any]:
     for key in WHOLE:
         if keys.get(key) is not None:
             raise CatalogError(f"{key} says by itself who asks for what; give one of the two")
-    left_out = ARRIVALS if keys.get("workload.users") is not None else ()
+    left_out: tuple[str, ...] = ()
+    if keys.get("workload.users") is not None or keys.get("workload.ramp_up_strategy") is not None:
+        left_out = (_RATE, _CURVE)
+    elif keys.get(_RATE) == inf or keys.get("workload.rescale_gaps"):
+        left_out = (_CURVE,)
     return {**{key: value for key, value in preset.keys.items() if key not in left_out}, **keys}
 
 

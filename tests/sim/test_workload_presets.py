@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean, quantiles
+from statistics import mean, pvariance, quantiles
 from typing import NamedTuple
 
 import pytest
@@ -128,12 +129,29 @@ def test_a_log_normal_for_data_or_a_history_forgotten_is_caught(name: str, plant
 
 def test_rates_are_those_of_the_sources() -> None:
     """Sessions a second; gaps of the measured ones are Poisson's, so that 12,000 of them are within 3 %."""
-    for name, rate in (("azure-conv", 19_366 / 3501.7), ("sharegpt", 10.3), ("reasoning-r1", 16.0)):
+    for name, rate in (("sharegpt", 10.3), ("reasoning-r1", 16.0)):
         first = [r.arrival_ns for r in requests_of(name)]
         assert len(first) / (max(first) / 1e9) == pytest.approx(rate, rel=0.03)
     assert workload_preset("mooncake-conversation").keys["workload.request_rate"] == pytest.approx(
         8057 / 3537, rel=1e-3
     )
+
+
+def dispersion(requests: Sequence[Request], window_s: int) -> float:
+    """Variance by mean of the arrivals in whole windows (IDC)."""
+    counts = Counter(r.arrival_ns // (window_s * 10**9) for r in requests)
+    found = [counts[w] for w in range(max(r.arrival_ns for r in requests) // (window_s * 10**9))]
+    return pvariance(found) / mean(found)
+
+
+def test_the_minutes_of_azure_are_uneven_and_its_seconds_nearly_poisson() -> None:
+    """The trace has 1.39 over seconds and 16.1 over its 58 whole minutes; one rate alone has 1 and 1."""
+    whole = requests_of("azure-conv", "workload.num_prompts=19366")
+    assert len(whole) / (whole[-1].arrival_ns / 1e9) == pytest.approx(19_366 / 3501.7, rel=0.02)
+    assert dispersion(whole, 60) == pytest.approx(16.1, rel=0.3)
+    assert dispersion(whole, 1) == pytest.approx(1.39, rel=0.2)
+    planted = requests_of("azure-conv", "workload.num_prompts=19366", "workload.rate_curve=[[0, 1], [1, 1]]")
+    assert dispersion(planted, 60) < 2
 
 
 # -- a preset is keys --------------------------------------------------------------------------------------------------
@@ -170,8 +188,22 @@ def test_a_given_key_wins_over_the_preset_in_the_file_and_in_set(tmp_path: Path)
 
 def test_users_of_a_closed_loop_take_the_place_of_the_presets_arrivals() -> None:
     s = Scenario.load(overrides=["workload.preset=azure-conv", "workload.users=3"])
-    assert s.workload.request_rate is None
+    assert (s.workload.request_rate, s.workload.rate_curve) == (None, None)
     assert len(list(source_of(s).open())) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["workload.request_rate=inf"],
+        ["workload.rescale_gaps=true"],
+        ["workload.ramp_up_strategy=linear", "workload.ramp_up_start_rps=1", "workload.ramp_up_end_rps=4"],
+    ],
+)
+def test_arrivals_of_ones_own_take_the_place_of_the_curve(settings: list[str]) -> None:
+    given = ["workload.preset=azure-conv", "workload.num_prompts=9", *settings]
+    assert Scenario.load(overrides=given).workload.rate_curve is None
+    assert len(list(source_of(Scenario.load(overrides=given)).open())) == 9
 
 
 @pytest.mark.parametrize("name", NAMES)
