@@ -42,7 +42,7 @@ from hbmtwin.sim.slo import objectives
 from hbmtwin.sim.what_would_hold import ran_short, what_would_hold
 from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 from hbmtwin.workloads.records import Request, Source, WorkloadError
-from hbmtwin.workloads.reuse_curve import mooncake_requests
+from hbmtwin.workloads.traces import open_trace
 
 __all__ = [
     "CHOSEN_BY_MODEL",
@@ -91,9 +91,9 @@ __all__ = [
     "memory_budget",
     "model",
     "models",
-    "mooncake_requests",
     "notes",
     "objectives",
+    "open_trace",
     "per_op_rows",
     "ran_short",
     "read_memory_trace",

@@ -48,6 +48,8 @@ GENERATOR_KEYS = (
     "system_prompt_tokens",
 )
 """Of ``[workload]``: a trace has its own."""
+TRACE_KEYS = ("time_scale", "trace_format", "trace_block_size", "trace_jitter", "skip_bad_lines", "keep_failed")
+"""Of ``[workload]``: they concern a trace."""
 
 
 def idle_reason(scenario: Scenario, key: str) -> str | None:
@@ -103,7 +105,7 @@ def _workload(scenario: Scenario, name: str) -> str | None:
         return None if heeds else "has an effect with scheduler.scheduling_policy = 'priority' only"
     if scenario.workload.trace is not None:
         return "does not concern a trace" if name in GENERATOR_KEYS else None
-    if name == "time_scale":
+    if name in TRACE_KEYS:
         return "concerns a trace only"
     if name in GAP_KEYS and scenario.workload.users is not None:
         return "does not concern a closed loop"

@@ -19,6 +19,7 @@ from hbmtwin.sim.server_memory import ServerMemory
 from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.sim.slo import goodput
 from hbmtwin.sim.token_gaps import pads_batches, token_gaps
+from hbmtwin.sim.traffic import trace_notes
 from hbmtwin.sim.unfinished import unfinished_because
 from hbmtwin.sim.workload_presets import context_notes
 
@@ -62,6 +63,7 @@ def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
             "seed": scenario.seed,
             "version": version("hbmtwin"),
             "notes": [
+                *trace_notes(source),
                 *legality.notes(scenario),
                 *device_notes(scenario, plan.device),
                 *pipeline_notes(scenario, plan.budget),

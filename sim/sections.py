@@ -206,14 +206,24 @@ class WorkloadSection(Section):
         None, description="traffic by name (`hbmtwin catalog workloads`): what is not given here and in [session]"
     )
     trace: str | None = Field(
-        None, min_length=1, description="request file to replay (Azure 2023 CSV or our own), gzip or plain"
+        None,
+        min_length=1,
+        description="request file to replay: Azure, Mooncake, BurstGPT ... or our own, gzip or plain",
     )
+    trace_format: str | None = Field(
+        None, min_length=1, description="format of the trace; none: told by its columns (azure, mooncake, burstgpt ...)"
+    )
+    trace_block_size: int | None = Field(
+        None, ge=1, le=2**20, description="tokens that a hash_id of the trace stands for; none: as its format has it"
+    )
+    trace_jitter: bool = Field(
+        False, description="requests that share a tick of the trace's clock (Mooncake: 3 s) are spread over it"
+    )
+    skip_bad_lines: bool = Field(False, description="leave out and count lines of the trace that are no request")
+    keep_failed: bool = Field(False, description="send calls that failed in the trace too, each for one token")
     users: int | None = Field(None, ge=1, le=10**6, description="closed loop: users that wait for their answer")
     request_rate: float | None = Field(
         None, gt=0, description="open loop: sessions that arrive per second; inf: all at once"
-    )
-    max_concurrency: int | None = Field(
-        None, ge=1, description="most requests in the server; others wait at the client, and arrive when they are sent"
     )
     arrival_pattern: Literal["constant", "poisson", "gamma", "weibull"] | None = Field(
         None, description="open loop: family of the gaps; default: gamma, which is Poisson with burstiness 1"

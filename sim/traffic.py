@@ -50,10 +50,30 @@ def source_of(scenario: Scenario) -> Source:
     return Samples(source, samples) if samples > 1 else source
 
 
+def trace_notes(source: Source) -> tuple[str, ...]:
+    """What a run has to tell of the trace behind its traffic, a sentence each; nothing without one."""
+    while isinstance(source, Priorities | Samples):
+        source = source.source
+    return tuple(f"workload.trace: {note}" for note in source.notes) if isinstance(source, Replay) else ()
+
+
 def _source_of_prompts(scenario: Scenario) -> Source:
     w = scenario.workload
     if w.trace is not None:
-        return open_trace(Path(w.trace), time_scale=w.time_scale, num_prompts=w.num_prompts)
+        try:
+            return open_trace(
+                Path(w.trace),
+                format=w.trace_format,
+                time_scale=w.time_scale,
+                num_prompts=w.num_prompts,
+                block_size=w.trace_block_size,
+                jitter=w.trace_jitter,
+                skip_bad_lines=w.skip_bad_lines,
+                keep_failed=w.keep_failed,
+                seed=scenario.seed,
+            )
+        except WorkloadError as error:
+            raise WorkloadError(f"workload.trace: {error}") from None
     if w.users is not None and w.request_rate is not None:
         raise ScenarioError("workload.users: a closed loop has no request_rate; give one of the two")
     num_prompts = NUM_PROMPTS if w.num_prompts is None else w.num_prompts

@@ -6,8 +6,8 @@ from hbmtwin.workloads.arrivals import Arrivals, Bursts
 from hbmtwin.workloads.builtin import builtin
 from hbmtwin.workloads.closed_loop import ClosedLoop
 from hbmtwin.workloads.conversations import Conversations
-from hbmtwin.workloads.csv_requests import write_csv
 from hbmtwin.workloads.lengths import Fixed, Length, LogNormal, Quantiles, Uniform, length_from
+from hbmtwin.workloads.mooncake import write_mooncake
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.priorities import Priorities
 from hbmtwin.workloads.records import (
@@ -23,7 +23,8 @@ from hbmtwin.workloads.records import (
 from hbmtwin.workloads.replay import Replay
 from hbmtwin.workloads.samples import Samples
 from hbmtwin.workloads.think_times import ConstantTime, ExponentialTime, LogNormalTime, ThinkTime, think_time_from
-from hbmtwin.workloads.traces import open_trace
+from hbmtwin.workloads.traces import open_trace, trace_lengths
+from hbmtwin.workloads.write_requests import write_csv, write_trace
 
 __all__ = [
     "Arrivals",
@@ -54,6 +55,9 @@ __all__ = [
     "open_trace",
     "output_stream",
     "think_time_from",
+    "trace_lengths",
     "user_stream",
     "write_csv",
+    "write_mooncake",
+    "write_trace",
 ]

@@ -41,6 +41,7 @@ class Purpose(StrEnum):
     FOLLOWS = "follows"
     FOLLOW_AFTER = "follow_after"
     SHARED_PART = "shared_part"
+    JITTER = "jitter"
 
 
 def bits(seed: int, purpose: str, session: int, turn: int) -> int:

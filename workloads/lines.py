@@ -25,6 +25,15 @@ _OTHERS = {
 }
 
 
+def is_parquet(path: Path) -> bool:
+    """Whether a file says that it is Parquet, in its first bytes; False where it cannot be read, which shows later."""
+    try:
+        with path.open("rb") as raw:
+            return raw.read(4) == b"PAR1"
+    except OSError:
+        return False
+
+
 def bad_line(path: Path, line: int, what: str, cure: str) -> WorkloadError:
     """The error for one line of a file, counted from 1."""
     return WorkloadError(f"{path}:{line}: {what}; {cure}")
@@ -47,6 +56,8 @@ def text_lines(path: Path) -> Generator[str, None, None]:
             with io.BufferedReader(gzip.GzipFile(fileobj=raw)) if packed else raw as stream:
                 while data := stream.readline(_LONGEST_LINE):
                     line += 1
+                    if len(data) == _LONGEST_LINE and line == 1 and data.lstrip()[:1] == b"[":
+                        raise bad_line(path, line, "this is a JSON array", "write one object a line")
                     if len(data) == _LONGEST_LINE:
                         raise bad_line(path, line, "the line is over 1 MiB long", "is this a text file?")
                     yield data.decode("utf-8-sig" if line == 1 else "utf-8")

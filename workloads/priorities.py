@@ -20,7 +20,7 @@ class Priorities:
     def __init__(self, source: Source, weights: Sequence[float], *, seed: int = 0) -> None:
         if min(weights, default=0) < 0 or sum(weights) <= 0:
             raise WorkloadError(f"priorities must be weights from 0 on, one of them above 0, not {list(weights)}")
-        self._source = source
+        self.source = source
         self._seed = seed
         total = sum(weights)
         self._bounds = [bound / total for bound in accumulate(weights)][:-1]
@@ -28,11 +28,11 @@ class Priorities:
 
     def open(self) -> Iterator[Request]:
         """The requests of the other source with their priorities. O(log(weights)) each."""
-        return (self._ranked(r) for r in self._source.open())
+        return (self._ranked(r) for r in self.source.open())
 
     def next_turn(self, r: Request, end_ns: int, status: Status) -> Request | None:
         """The other source's, with the priority of its session."""
-        following = self._source.next_turn(r, end_ns, status)
+        following = self.source.next_turn(r, end_ns, status)
         return None if following is None else self._ranked(following)
 
     def _ranked(self, r: Request) -> Request:

@@ -12,9 +12,8 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-from hbmtwin.workloads.csv_rows import Row
-from hbmtwin.workloads.lines import bad_line
 from hbmtwin.workloads.records import Request, Span, Status, WorkloadError, output_stream, user_stream
+from hbmtwin.workloads.trace_rows import Row
 
 _LAST_NS = 2**62
 
@@ -24,8 +23,8 @@ class Replay:
 
     *rows* reads the file anew on each call, *path* names it in errors. Times are multiplied by *time_scale* (2 makes
     the trace half as dense), only the first *num_prompts* rows are taken, and answers are cut at *max_tokens*, by
-    default their own length. Where a session's prompt is at least as long as its last prompt and answer together it
-    begins with them; otherwise it is new text.
+    default their own length. Where a format says which prompts share tokens, they do; else a session's prompt begins
+    with its last prompt and answer if it is at least as long as both together, and is new text if not.
 
     The file is read once here, so that every fault in it is found before anything is simulated and ``has_next`` is
     known, and again, line by line, by each :meth:`open`. Kept are two integers for each session that has more than
@@ -55,6 +54,8 @@ class Replay:
         with closing(rows()) as scanned:
             self.total_requests, self._first_ns, self._turn_counts = self._scan(path, islice(scanned, num_prompts))
         self._waiting: dict[int, deque[Request]] = {}
+        self.notes: tuple[str, ...] = ()
+        """What whoever runs this has to know of the file, a sentence each."""
 
     @property
     def has_turns(self) -> bool:
@@ -64,10 +65,8 @@ class Replay:
     def open(self) -> Iterator[Request]:
         """Rows in order of time, but those whose predecessor has not ended yet: :meth:`next_turn` gives them."""
         self._waiting = {}
-        histories: dict[int, Request] = {}
-        with closing(self._read()) as rows:
-            for id, row in enumerate(islice(rows, self._num_prompts)):
-                request = self._request(id, row, histories)
+        with closing(self.recorded()) as requests:
+            for request in requests:
                 queue = self._waiting.get(request.session)
                 if queue is not None:
                     queue.append(request)
@@ -75,6 +74,13 @@ class Replay:
                 if request.has_next:
                     self._waiting[request.session] = deque()
                 yield request
+
+    def recorded(self) -> Generator[Request, None, None]:
+        """Every row in order of time, as it was recorded: what the traffic is before a server makes turns wait."""
+        histories: dict[int, Request] = {}
+        with closing(self._read()) as rows:
+            for id, row in enumerate(islice(rows, self._num_prompts)):
+                yield self._request(id, row, histories)
 
     def next_turn(self, r: Request, end_ns: int, status: Status) -> Request | None:
         """The next turn of *r*'s session if its row has been read by now; else None, and :meth:`open` gives it."""
@@ -90,7 +96,6 @@ class Replay:
     def _scan(self, path: Path, rows: Iterable[Row]) -> tuple[int, int, dict[int, int]]:
         count, first_ns, last_ns = 0, 0, 0
         turn_counts: dict[int, int] = {}
-        last_turns: dict[int, int] = {}
         for row in rows:
             if count == 0:
                 first_ns = row.time_ns
@@ -98,13 +103,8 @@ class Replay:
             if row.session is None:
                 continue
             turn_counts[row.session] = turn_counts.get(row.session, 0) + 1
-            if row.turn is not None:
-                if row.turn <= last_turns.get(row.session, -1):
-                    what = f"turn {row.turn} of session {row.session} follows its turn {last_turns[row.session]}"
-                    raise bad_line(path, row.line, what, "the turns of a session must rise with time")
-                last_turns[row.session] = row.turn
         if count == 0:
-            raise WorkloadError(f"{path}: no requests in it; it has a header only")
+            raise WorkloadError(f"{path}: no requests in it")
         if (last_ns - first_ns) * self._time_scale > _LAST_NS:
             raise WorkloadError(f"{path}: at a time_scale of {self._time_scale} it lasts over 146 years; lower it")
         return count, first_ns, {session: turns for session, turns in turn_counts.items() if turns > 1}
@@ -116,7 +116,9 @@ class Replay:
         max_tokens = row.output_tokens if self._max_tokens is None else self._max_tokens
         history: tuple[Span, ...] = ()
         new = row.prompt_tokens
-        if before is not None and new >= before.prompt_tokens + before.output_tokens:
+        if row.spans is not None:
+            history, new = row.spans, 0
+        elif before is not None and new >= before.prompt_tokens + before.output_tokens:
             history = (*before.spans, (output_stream(session, before.turn), 0, before.output_tokens))
             new -= before.prompt_tokens + before.output_tokens
         since_first_ns = row.time_ns - self._first_ns
@@ -129,6 +131,7 @@ class Replay:
             output_tokens=min(row.output_tokens, max_tokens),
             max_tokens=max_tokens,
             spans=(*history, (user_stream(session, turn), 0, new)) if new else history,
+            tenant=row.tenant,
             has_next=turn + 1 < self._turn_counts.get(session, 1) if row.session is not None else False,
         )
         if request.has_next:

@@ -24,21 +24,14 @@ Complexity: a reference costs O(1) in each cache. Source of the rule: the order 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
-from typing import Any, Final
 
-from hbmtwin.workloads.lines import bad_line, text_lines
-from hbmtwin.workloads.records import Request, Span, WorkloadError, merge_spans
+from hbmtwin.workloads.records import Span, WorkloadError, merge_spans
 
 _ID_BYTES = 16
-MOONCAKE_BLOCK_SIZE: Final = 512
-"""Tokens that an id of Mooncake's traces stands for."""
-_MOONCAKE_STREAM = "mooncake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,74 +137,3 @@ def block_chain(spans: tuple[Span, ...], block_size: int, *, partial: bool = Fal
     if block and partial:
         close()
     return chain
-
-
-def mooncake_chains(path: str | Path) -> Iterator[list[int]]:
-    """The ``hash_ids`` of each line of a Mooncake trace (JSON lines, plain or gzip), in order; blank lines pass.
-
-    An id stands for 512 tokens and all before them; the last block may be a partial one. One line is held at a time.
-    Raise WorkloadError, with the line, on what is no such trace. Source of the format:
-    github.com/kvcache-ai/Mooncake (Qin et al., FAST 2025; Apache-2.0).
-    """
-    for _, record in _mooncake_records(Path(path)):
-        yield record["hash_ids"]
-
-
-def mooncake_requests(path: str | Path) -> Iterator[Request]:
-    """The requests of a Mooncake trace, each a session of one turn; read as :func:`mooncake_chains` reads it.
-
-    An id's tokens are a piece of one stream, so prompts share a prefix where their ids are equal, and the last id's
-    are as many as the prompt has left. Answers have new tokens: their ids are not in the trace, though the next turn
-    repeats them. Raise WorkloadError, with the line, where lengths are missing or do not go with the ids.
-    """
-    path = Path(path)
-    for session, (number, record) in enumerate(_mooncake_records(path)):
-        for name, least in (("timestamp", 0), ("input_length", 1), ("output_length", 1)):
-            value = record.get(name)
-            if type(value) is not int or value < least:
-                raise bad_line(
-                    path, number, f"{name} is {str(value)[:40]!r}", f"it must be a whole number from {least}"
-                )
-        ids, prompt, output = record["hash_ids"], record["input_length"], record["output_length"]
-        if len(ids) != -(-prompt // MOONCAKE_BLOCK_SIZE):
-            raise bad_line(
-                path,
-                number,
-                f"{len(ids)} hash_ids for input_length {prompt}",
-                f"there must be one for each {MOONCAKE_BLOCK_SIZE} tokens, begun ones included",
-            )
-        sizes = [MOONCAKE_BLOCK_SIZE] * len(ids)
-        sizes[-1] = prompt - MOONCAKE_BLOCK_SIZE * (len(ids) - 1)
-        pieces = ((_MOONCAKE_STREAM, id * MOONCAKE_BLOCK_SIZE, size) for id, size in zip(ids, sizes, strict=True))
-        yield Request(
-            id=session,
-            session=session,
-            turn=0,
-            arrival_ns=record["timestamp"] * 1_000_000,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            max_tokens=output,
-            spans=merge_spans(tuple(pieces)),
-        )
-
-
-def _mooncake_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of each line, its ``hash_ids`` checked."""
-    cure = 'write a line such as {"hash_ids": [0, 1, 2]}'
-    for number, line in enumerate(text_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise bad_line(path, number, f"this is no JSON ({error})", cure) from None
-        if not isinstance(record, dict) or "hash_ids" not in record:
-            raise bad_line(path, number, "no object with 'hash_ids'", cure)
-        ids = record["hash_ids"]
-        if not isinstance(ids, list):
-            raise bad_line(path, number, f"hash_ids is {str(ids)[:40]!r}", "it must be a list of whole numbers")
-        for id in ids:
-            # Not isinstance: JSON's true is an int to Python, and would pass for block 1.
-            if type(id) is not int:
-                raise bad_line(path, number, f"an id in hash_ids is {str(id)[:40]!r}", "it must be a whole number")
-        yield number, record

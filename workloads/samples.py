@@ -20,14 +20,14 @@ class Samples:
     def __init__(self, source: Source, samples: int) -> None:
         if samples < 1:
             raise WorkloadError(f"samples must be at least 1, not {samples}")
-        self._source = source
+        self.source = source
         self._samples = samples
         total = source.total_requests
         self.total_requests: int | None = None if total is None else total * samples
 
     def open(self) -> Iterator[Request]:
         """The samples of each request, one after the other. O(1) each."""
-        for r in self._source.open():
+        for r in self.source.open():
             if r.has_next or r.turn:
                 raise WorkloadError(
                     f"session {r.session} has several turns, and {self._samples} samples of a turn leave no one answer "

@@ -124,7 +124,7 @@ def test_a_truncated_gzip_tells_where_it_ends(shell: Shell, tmp_path: Path, verb
     whole = gzip.compress((HEADER + "".join(f"{i},{i * 7919 % 911 + 1},5\n" for i in range(5000))).encode())
     (tmp_path / "cut.csv.gz").write_bytes(whole[: len(whole) // 2])
     said = complaint(shell(verb, "--set", "workload.trace=cut.csv.gz"), 1)
-    assert said.startswith("cut.csv.gz:")
+    assert said.startswith("workload.trace: cut.csv.gz:")
     assert said.endswith("the gzip file ends early; fetch or write it again")
     assert not (tmp_path / "hbmtwin-compare").exists()
 
@@ -132,18 +132,18 @@ def test_a_truncated_gzip_tells_where_it_ends(shell: Shell, tmp_path: Path, verb
 def test_a_bad_line_of_a_csv_is_given_by_its_number(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text(f"{HEADER}0,10,10\n1,ten,10\n", encoding="utf-8")
     said = complaint(shell("run", "--set", "workload.trace=bad.csv"), 1)
-    assert said == "bad.csv:3: prompt_tokens is 'ten'; it must be a whole number"
+    assert said == "workload.trace: bad.csv:3: prompt_tokens is 'ten'; it must be a whole number"
 
 
 def test_times_out_of_order_are_given_by_both_lines(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "order.csv").write_text(f"{HEADER}5,10,10\n1,10,10\n", encoding="utf-8")
     said = complaint(shell("run", "--set", "workload.trace=order.csv"), 1)
-    assert said == "order.csv:3: arrival_s is 4 s before line 2; sort the file by arrival_s"
+    assert said == "workload.trace: order.csv:3: arrival_s is 4 s before line 2; sort the file by arrival_s"
 
 
 def test_a_trace_without_requests(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text(HEADER, encoding="utf-8")
-    assert complaint(shell("run", "--set", "workload.trace=empty.csv"), 1).startswith("empty.csv: ")
+    assert complaint(shell("run", "--set", "workload.trace=empty.csv"), 1).startswith("workload.trace: empty.csv: ")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,11 @@ LEFT_OUT = {
     "schema_version": "has one value",
     "kv_cache.preset": "a name for other keys",
     "calibration.profile": "comes with a later release",
+    "workload.trace_format": "says what the file's columns say",
+    "workload.trace_block_size": "concerns files with hash_ids",
+    "workload.trace_jitter": "concerns files whose times are ticks",
+    "workload.skip_bad_lines": "concerns files with bad lines",
+    "workload.keep_failed": "concerns files with failed calls",
 }
 """Keys that no scenario sets, and why."""
 

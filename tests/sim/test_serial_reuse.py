@@ -20,8 +20,10 @@ from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.serial_reuse import ReuseTerms, paged_hits, reuse_terms
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads import Conversations, Fixed, Request, Status, WorkloadError, output_stream
+from hbmtwin.workloads.mooncake import mooncake_chains
 from hbmtwin.workloads.records import Span
-from hbmtwin.workloads.reuse_curve import block_chain, mooncake_chains, mooncake_requests, reuse_curve, reuse_hits
+from hbmtwin.workloads.reuse_curve import block_chain, reuse_curve, reuse_hits
+from hbmtwin.workloads.traces import open_trace
 
 MOONCAKE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "mooncake_fast25_conversation.jsonl.gz"
 needs_mooncake = pytest.mark.skipif(not MOONCAKE.exists(), reason="the Mooncake trace is not beside this checkout")
@@ -286,7 +288,7 @@ def test_a_server_of_one_sequence_hits_what_the_serial_replay_hits() -> None:
 @needs_mooncake
 def test_the_first_mooncake_conversations_term_by_term() -> None:
     """1,500 of them; the meeting point, request by request, is asserted within."""
-    asked = list(mooncake_requests(MOONCAKE))[:1500]
+    asked = list(open_trace(MOONCAKE, num_prompts=1500).recorded())
     ideal = reuse_curve(islice(mooncake_chains(MOONCAKE), 1500), [1_000, 4_000])
     assert ideal.hits == (1_642, 3_949)
     nothing = dict.fromkeys(("partial_hits", "last_token"), 0)
@@ -337,7 +339,8 @@ def test_the_table_of_the_page_adds_up() -> None:
 @needs_mooncake
 def test_the_whole_trace_through_paged() -> None:
     """One column of the page: the others were printed by the lines above its table."""
-    assert sum(paged_hits(mooncake_requests(MOONCAKE), 10_000, 512)) == columns_of_the_page()[10_000]["paged"] == 61_238
+    hits = paged_hits(open_trace(MOONCAKE).recorded(), 10_000, 512)
+    assert sum(hits) == columns_of_the_page()[10_000]["paged"] == 61_238
 
 
 def test_the_lines_of_the_page_do_what_they_say(

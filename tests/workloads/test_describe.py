@@ -15,7 +15,6 @@ import pytest
 from hbmtwin.workloads import Request, WorkloadError, arrival_statistics, open_trace
 from hbmtwin.workloads.describe import Description, as_recorded, describe
 from hbmtwin.workloads.records import user_stream
-from hbmtwin.workloads.reuse_curve import mooncake_requests
 from hbmtwin.workloads.session_statistics import SessionFinder
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -65,7 +64,7 @@ def unshared(requests: Iterator[Request]) -> list[Request]:
 
 
 def mooncake_lines() -> Iterator[Request]:
-    return mooncake_requests(TRACES / "mooncake_fast25_conversation.jsonl.gz")
+    return open_trace(TRACES / "mooncake_fast25_conversation.jsonl.gz").recorded()
 
 
 @needs_traces

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hbmtwin.workloads import Replay, Request, Status, open_trace
-from hbmtwin.workloads.csv_rows import Row
+from hbmtwin.workloads.trace_rows import Row
 
 Play = Callable[..., list[Any]]
 HEADER = "arrival_s,prompt_tokens,output_tokens,session,turn\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,14 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hbmtwin.workloads import Arrivals, Conversations, Fixed, OpenLoop, WorkloadError
-from hbmtwin.workloads.reuse_curve import (
-    ReuseCurve,
-    block_chain,
-    mooncake_chains,
-    mooncake_requests,
-    reuse_curve,
-    reuse_hits,
-)
+from hbmtwin.workloads.mooncake import mooncake_chains
+from hbmtwin.workloads.reuse_curve import ReuseCurve, block_chain, reuse_curve, reuse_hits
+from hbmtwin.workloads.traces import open_trace
 
 Play = Callable[..., list[Any]]
 Chains = Sequence[Sequence[int]]
@@ -87,7 +81,7 @@ def test_the_golden_table_of_the_mooncake_conversations(last_to_first: bool, hit
 @needs_mooncake
 def test_the_golden_table_from_the_tokens_of_the_requests() -> None:
     """By another way: the ids of blocks are made anew from what the requests say, partial blocks included."""
-    requests = list(mooncake_requests(MOONCAKE))
+    requests = list(open_trace(MOONCAKE).recorded())
     chains = (block_chain(r.spans, 512, partial=True) for r in requests)
     curve = reuse_curve(chains, [1_000, None])
     assert curve == ReuseCurve(capacities=(1_000, None), hits=(12_847, 105_710), references=288_500, distinct=182_790)
@@ -264,102 +258,3 @@ def test_a_block_of_no_tokens_is_refused() -> None:
     with pytest.raises(WorkloadError) as error:
         block_chain((("a", 0, 16),), 0)
     assert str(error.value) == "a block has at least 1 token, not 0"
-
-
-LINES = """{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
-
-{"hash_ids": []}
-{"hash_ids": [7]}"""
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_mooncake_trace_is_read_plain_or_gzip(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_bytes(pack(LINES.encode()))
-    assert list(mooncake_chains(path)) == [[0, 1], [], [7]]
-    assert list(mooncake_chains(str(path))) == [[0, 1], [], [7]]
-
-
-SUCH = 'write a line such as {"hash_ids": [0, 1, 2]}'
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", f"this is no JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)); {SUCH}"),
-        ("[1, 2]", f"no object with 'hash_ids'; {SUCH}"),
-        ('{"timestamp": 3}', f"no object with 'hash_ids'; {SUCH}"),
-        ('{"hash_ids": "012"}', "hash_ids is '012'; it must be a list of whole numbers"),
-        ('{"hash_ids": [1, 2.5]}', "an id in hash_ids is '2.5'; it must be a whole number"),
-        ('{"hash_ids": [true]}', "an id in hash_ids is 'True'; it must be a whole number"),
-        ('{"hash_ids": [[1]]}', "an id in hash_ids is '[1]'; it must be a whole number"),
-    ],
-)
-def test_a_bad_line_is_named_with_its_cure(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"hash_ids": [0]}\n\n' + line, encoding="utf-8")
-    chains = mooncake_chains(path)
-    assert next(chains) == [0]
-    with pytest.raises(WorkloadError) as error:
-        next(chains)
-    assert str(error.value) == f"{path}:3: {message}"
-
-
-def test_a_mooncake_trace_as_requests(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(
-        '{"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]}\n\n'
-        '{"timestamp": 3001, "input_length": 1030, "output_length": 1, "hash_ids": [0, 1, 7]}\n'
-        '{"timestamp": 3001, "input_length": 3, "output_length": 2, "hash_ids": [4]}\n',
-        encoding="utf-8",
-    )
-    requests = list(mooncake_requests(path))
-    assert [r.spans for r in requests] == [
-        (("mooncake", 0, 1024),),
-        (("mooncake", 0, 1024), ("mooncake", 7 * 512, 6)),
-        (("mooncake", 4 * 512, 3),),
-    ]
-    assert [(r.id, r.session, r.turn, r.arrival_ns, r.prompt_tokens, r.output_tokens) for r in requests] == [
-        (0, 0, 0, 0, 1024, 5),
-        (1, 1, 0, 3_001_000_000, 1030, 1),
-        (2, 2, 0, 3_001_000_000, 3, 2),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"hash_ids": [0]}', "timestamp is 'None'; it must be a whole number from 0"),
-        (
-            '{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}',
-            "input_length is '0'; it must be a whole number from 1",
-        ),
-        (
-            '{"timestamp": 0, "input_length": 5, "output_length": true, "hash_ids": [3]}',
-            "output_length is 'True'; it must be a whole number from 1",
-        ),
-        (
-            '{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [3]}',
-            "1 hash_ids for input_length 513; there must be one for each 512 tokens, begun ones included",
-        ),
-        ('{"hash_ids": 5}', "hash_ids is '5'; it must be a list of whole numbers"),
-    ],
-)
-def test_a_line_that_makes_no_request_is_named_with_its_cure(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(line, encoding="utf-8")
-    with pytest.raises(WorkloadError) as error:
-        list(mooncake_requests(path))
-    assert str(error.value) == f"{path}:1: {message}"
-
-
-def test_deep_nesting_is_no_traceback(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text("[" * 500_000, encoding="utf-8")
-    with pytest.raises(WorkloadError, match=r"trace\.jsonl:1: "):
-        list(mooncake_chains(path))
-
-
-def test_a_missing_trace_is_a_workload_error(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="no such file"):
-        list(mooncake_chains(tmp_path / "none.jsonl"))

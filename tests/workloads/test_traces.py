@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hbmtwin.workloads import WorkloadError, open_trace
 from hbmtwin.workloads.azure import timestamp_ns
-from hbmtwin.workloads.csv_requests import seconds_ns
+from hbmtwin.workloads.trace_rows import seconds_ns
 
 OURS = "arrival_s,prompt_tokens,output_tokens\n"
 SESSIONS = "arrival_s,prompt_tokens,output_tokens,session,turn\n"
@@ -124,7 +124,7 @@ def test_max_tokens_is_told_and_cuts(tmp_path: Path) -> None:
         ("arrival_s,prompt_tokens,output_token\n0,1,2\n", ":1: no column 'output_tokens'; is it 'output_token'?"),
         (
             "arrival_s,prompt_tokens\n0,1\n",
-            ":1: no column 'output_tokens'; a CSV of requests needs arrival_s,prompt_tokens,output_tokens",
+            ":1: no column 'output_tokens'; a file of requests needs arrival_s,prompt_tokens,output_tokens",
         ),
         (
             "arrival_s,prompt_tokens,output_tokens,sesion\n0,1,2,3\n",
@@ -132,7 +132,7 @@ def test_max_tokens_is_told_and_cuts(tmp_path: Path) -> None:
         ),
         (
             "arrival_s,prompt_tokens,output_tokens,colour\n0,1,2,3\n",
-            ":1: unknown column 'colour'; known are arrival_s, prompt_tokens, output_tokens, session, turn",
+            ":1: unknown column 'colour'; known are arrival_s, prompt_tokens, output_tokens, session, turn, tenant,",
         ),
         (
             "arrival_s,prompt_tokens,output_tokens,turn\n0,1,2,3\n",
@@ -144,8 +144,7 @@ def test_max_tokens_is_told_and_cuts(tmp_path: Path) -> None:
         ),
         (
             "0,1,2\n1,3,4\n",
-            ":1: no known column in the header '0,1,2'; write arrival_s,prompt_tokens,output_tokens "
-            "or TIMESTAMP,ContextTokens,GeneratedTokens",
+            ":1: no known column in '0,1,2'; write arrival_s,prompt_tokens,output_tokens, or one of the formats azure,",
         ),
         (SESSIONS + "0,1,2,a,0\n", ":2: session is 'a'; it must be a whole number"),
         (
@@ -172,7 +171,7 @@ def test_max_tokens_is_told_and_cuts(tmp_path: Path) -> None:
         (OURS.encode() + b"0,1,2\n1,\xff,2\n", ":3: this is not UTF-8 text; save the file as UTF-8"),
         (b"a" * 2**21, ":1: the line is over 1 MiB long; is this a text file?"),
         (b"PK\x03\x04rest", ": this is a zip archive; unpack it first"),
-        (b"PAR1rest", ": this is a Parquet file; write it as CSV first"),
+        (b"PAR1rest", ": this Parquet file is damaged (Parquet magic bytes not found in footer. Either the file is"),
         (b"\x1f\x8bbroken header", ":1: the gzip file is damaged (Unknown compression method)"),
         (OURS + '0,1,"' + "2\n" * 70_000, ": this is no CSV (field larger than field limit (131072)); check the"),
     ],
