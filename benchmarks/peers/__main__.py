@@ -76,7 +76,10 @@ class Measured(NamedTuple):
 def read_config(path: Path, rate: float) -> Workload:
     """Lengths, model and device of an ``aisimulate predict`` configuration. Exit with the cure if it has none."""
     if not path.is_file():
-        sys.exit(f"{path}: no such file; give --config FILE, a configuration of `aisimulate predict`")
+        sys.exit(
+            f"{path}: no such file; give --config FILE, a configuration of `aisimulate predict`, of which model, "
+            "hardware, input_tokens and output_tokens are read"
+        )
     text = path.read_text(encoding="utf-8")
 
     def value(key: str) -> str:
@@ -102,6 +105,7 @@ def install(folder: Path) -> str | None:
 
     What PyPI has of a release may be a stub that fetches the real package from its vendor: then the newest whole one.
     """
+    print("aisimulate is being installed (1.5 GB, minutes); --aisimulate PROGRAM names one that is there", flush=True)
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "aisimulate"]
