@@ -39,11 +39,11 @@ def bad_line(path: Path, line: int, what: str, cure: str) -> WorkloadError:
     return WorkloadError(f"{path}:{line}: {what}; {cure}")
 
 
-def text_lines(path: Path) -> Generator[str, None, None]:
+def text_lines(path: Path, *, longest_bytes: int = _LONGEST_LINE) -> Generator[str, None, None]:
     """The lines of a UTF-8 file, ends included, a byte order mark left out.
 
     Raise WorkloadError when the file is missing or unreadable, compressed in another way, truncated, not UTF-8, or
-    has a line over 1 MiB. The file is open until the generator ends or is closed.
+    has a line as long as *longest_bytes*. The file is open until the generator ends or is closed.
     """
     line = 0
     try:
@@ -54,12 +54,13 @@ def text_lines(path: Path) -> Generator[str, None, None]:
                     raise WorkloadError(f"{path}: this is {what}")
             packed = start.startswith(_GZIP)
             with io.BufferedReader(gzip.GzipFile(fileobj=raw)) if packed else raw as stream:
-                while data := stream.readline(_LONGEST_LINE):
+                while data := stream.readline(longest_bytes):
                     line += 1
-                    if len(data) == _LONGEST_LINE and line == 1 and data.lstrip()[:1] == b"[":
+                    if len(data) == longest_bytes and line == 1 and data.lstrip()[:1] == b"[":
                         raise bad_line(path, line, "this is a JSON array", "write one object a line")
-                    if len(data) == _LONGEST_LINE:
-                        raise bad_line(path, line, "the line is over 1 MiB long", "is this a text file?")
+                    if len(data) == longest_bytes:
+                        what = f"the line is over {longest_bytes >> 20} MiB long"
+                        raise bad_line(path, line, what, "is this a text file?")
                     yield data.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError:
         raise bad_line(path, line, "this is not UTF-8 text", "save the file as UTF-8") from None
