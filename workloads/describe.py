@@ -11,13 +11,13 @@ go on and, where prompts share anything, the different blocks; never with the nu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from hbmtwin.workloads.arrival_statistics import ArrivalMeter, ArrivalStatistics
 from hbmtwin.workloads.length_statistics import QUANTILES, LengthStatistics, PairMeter, length_statistics
-from hbmtwin.workloads.records import Request, Source, Status, WorkloadError, user_stream
+from hbmtwin.workloads.records import Request, WorkloadError, user_stream
 from hbmtwin.workloads.reuse_statistics import ReuseMeter, ReuseStatistics
 from hbmtwin.workloads.session_statistics import (
     SessionFinder,
@@ -27,8 +27,8 @@ from hbmtwin.workloads.session_statistics import (
     tenant_statistics,
 )
 
-BLOCK_SIZE: Final = 512
-"""Tokens of a block that sharing is measured in, where nothing else is said: those of Mooncake's traces."""
+BLOCK_SIZE: Final = 16
+"""Tokens of a block that sharing is measured in, where nothing else is said: vLLM's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,3 @@ def _private(r: Request) -> bool:
     """Whether no other prompt can begin as this one does: all of it is one user's, in a session of one turn."""
     own = user_stream(r.session, r.turn)
     return not r.has_next and not r.turn and all(stream == own for stream, _, _ in r.spans)
-
-
-def as_recorded(source: Source) -> Iterator[Request]:
-    """All requests of a replay at their recorded times: every turn counts as answered at once."""
-    for r in source.open():
-        following: Request | None = r
-        while following is not None:
-            yield following
-            following = source.next_turn(following, following.arrival_ns, Status.COMPLETED)

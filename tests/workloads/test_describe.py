@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hbmtwin.workloads import Request, WorkloadError, arrival_statistics, open_trace
-from hbmtwin.workloads.describe import Description, as_recorded, describe
+from hbmtwin.workloads.describe import Description, describe
 from hbmtwin.workloads.records import user_stream
 from hbmtwin.workloads.session_statistics import SessionFinder
 
@@ -50,12 +50,12 @@ def cut(quantiles: tuple[float, ...]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def azure() -> Description:
-    return describe(as_recorded(open_trace(TRACES / "azure2023_conv.csv.gz")))
+    return describe(open_trace(TRACES / "azure2023_conv.csv.gz").recorded())
 
 
 @pytest.fixture(scope="module")
 def mooncake() -> Description:
-    return describe(mooncake_lines())
+    return describe(mooncake_lines(), block_size=512)
 
 
 def unshared(requests: Iterator[Request]) -> list[Request]:
@@ -241,7 +241,7 @@ def test_a_trace_of_sessions_is_read_in_order_of_time(tmp_path: Path) -> None:
         "0,520,80,0,0\n1.5,900,210,1,0\n42,760,95,0,1\n43,1300,95,1,1\n50,2000,10,1,2\n",
         encoding="utf-8",
     )
-    d = describe(as_recorded(open_trace(path)), block_size=16)
+    d = describe(open_trace(path).recorded())
     found = d.sessions
     assert found is not None
     assert not found.inferred
@@ -301,4 +301,4 @@ def test_a_session_that_must_repeat_the_begun_block_would_be_caught(monkeypatch:
     real = SessionFinder.add
     monkeypatch.setattr(SessionFinder, "add", lambda self, chain, at_ns: real(self, [*chain, object()], at_ns))
     with pytest.raises(AssertionError):
-        test_the_sessions_of_mooncake_are_made_out_from_its_blocks(describe(mooncake_lines()))
+        test_the_sessions_of_mooncake_are_made_out_from_its_blocks(describe(mooncake_lines(), block_size=512))
