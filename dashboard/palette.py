@@ -41,6 +41,7 @@ MEMORY: dict[str, Layer] = {
 POOL_TENSOR = Layer("KV pool tensors (their blocks: below)", (), "#A9C9E2")
 UNRESERVED = Layer("Reserved by no allocator", (), MEMORY["driver_free"].colour)
 PARTLY_FILLED = Layer("KV block, partly filled", (), "#7FA6A0")
+ARRIVALS, PROMPTS, OUTPUTS = "#4C566A", "#2F6690", "#B56B45"
 HOLE = "#FFFFFF"
 ALARM = "#B00020"
 INK = "#222222"
