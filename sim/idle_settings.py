@@ -104,7 +104,9 @@ def _workload(scenario: Scenario, name: str) -> str | None:
         heeds = scheduler.policy == "vllm" and scheduler.scheduling_policy == "priority"
         return None if heeds else "has an effect with scheduler.scheduling_policy = 'priority' only"
     if scenario.workload.trace is not None:
-        return "does not concern a trace" if name in GENERATOR_KEYS else None
+        return "does not concern a trace" if name in (*GENERATOR_KEYS, "multi_turn") else None
+    if scenario.workload.multi_turn is not None and name in GENERATOR_KEYS and name not in ("users", "request_rate"):
+        return "is said by workload.multi_turn"
     if name in TRACE_KEYS:
         return "concerns a trace only"
     if name in GAP_KEYS and scenario.workload.users is not None:
@@ -115,6 +117,8 @@ def _workload(scenario: Scenario, name: str) -> str | None:
 def _session(scenario: Scenario, name: str) -> str | None:
     if scenario.workload.trace is not None and name in ("turns", "think_time_s"):
         return "does not concern a trace"
+    if scenario.workload.multi_turn is not None and name in ("turns", "think_time_s"):
+        return "is said by workload.multi_turn"
     return None
 
 

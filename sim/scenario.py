@@ -74,6 +74,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """The four names of the brief, as the keys that they set. All are capped at the same usable bytes."""
 
+FILES = ("workload.trace", "workload.multi_turn")
+"""Keys that name files of traffic."""
+
 _GOVERNED = frozenset(key for preset in PRESETS.values() for key in preset)
 
 
@@ -109,11 +112,13 @@ class Scenario(Section):
 
         Without *path* the defaults stand. A *preset* given here wins over the file's, and its keys over the file's
         keys. It stays named in the scenario only while every key of it stands, so that a saved scenario reads back as
-        itself. A relative trace path in a file is relative to that file, in an override to the working directory.
+        itself. A relative path of :data:`FILES` in a file is relative to that file, in an override to
+        the working directory.
         """
         keys = dict(_flatten(_read(path))) if path is not None else {}
-        if path is not None and isinstance(trace := keys.get("workload.trace"), str) and trace:
-            keys["workload.trace"] = str(path.parent / trace)
+        for key in FILES:
+            if path is not None and isinstance(file := keys.get(key), str) and file:
+                keys[key] = str(path.parent / file)
         sets = dict(_parse_override(text) for text in overrides)
         wanted = sets.pop("kv_cache.preset", None)
         if None not in (wanted, preset) and wanted != preset:
@@ -179,12 +184,13 @@ class Scenario(Section):
     def to_toml(self) -> str:
         """The scenario as the text of its file; keys without a value are left out.
 
-        A trace is named by its absolute path: the file may lie elsewhere than where the run was started.
+        A file of traffic is named by its absolute path: the scenario may lie elsewhere than where the run was started.
         """
         tree = self.model_dump(exclude_none=True)
         without_preset_keys(tree, self.workload.preset)
-        if self.workload.trace is not None:
-            tree["workload"]["trace"] = os.path.abspath(self.workload.trace)
+        for section, _, name in (key.partition(".") for key in FILES):
+            if name in tree[section]:
+                tree[section][name] = os.path.abspath(tree[section][name])
         return tomli_w.dumps(tree)
 
 

@@ -221,6 +221,11 @@ class WorkloadSection(Section):
     )
     skip_bad_lines: bool = Field(False, description="leave out and count lines of the trace that are no request")
     keep_failed: bool = Field(False, description="send calls that failed in the trace too, each for one token")
+    multi_turn: str | None = Field(
+        None,
+        min_length=1,
+        description="JSON of vLLM's multi-turn benchmark; users are its clients, request_rate is that of a client",
+    )
     users: int | None = Field(None, ge=1, le=10**6, description="closed loop: users that wait for their answer")
     request_rate: float | None = Field(
         None, gt=0, description="open loop: sessions that arrive per second; inf: all at once"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hbmtwin.workloads.builtin import (
 from hbmtwin.workloads.closed_loop import ClosedLoop
 from hbmtwin.workloads.conversations import Conversations
 from hbmtwin.workloads.lengths import Length, length_from
+from hbmtwin.workloads.multi_turn import MultiTurn, read_multi_turn
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.priorities import Priorities
 from hbmtwin.workloads.records import Source, WorkloadError
@@ -31,8 +33,9 @@ from hbmtwin.workloads.traces import open_trace
 def source_of(scenario: Scenario) -> Source:
     """Build a scenario's traffic. Raise ScenarioError for its settings, WorkloadError for a bad file.
 
-    ``workload.trace`` wins; else ``workload.users`` makes a closed loop and ``workload.request_rate`` an open one;
-    with neither the built-in workload runs. What the workload keys leave open is the built-in workload's.
+    ``workload.trace`` wins, then ``workload.multi_turn``; else ``workload.users`` makes a closed loop and
+    ``workload.request_rate`` an open one; with none of them the built-in workload runs. What the workload keys leave
+    open is the built-in workload's.
     ``workload.samples`` sends each prompt as often, and ``workload.priorities`` ranks sessions.
     """
     samples = scenario.workload.samples
@@ -74,6 +77,8 @@ def _source_of_prompts(scenario: Scenario) -> Source:
             )
         except WorkloadError as error:
             raise WorkloadError(f"workload.trace: {error}") from None
+    if w.multi_turn is not None:
+        return _multi_turn(scenario, w.multi_turn)
     if w.users is not None and w.request_rate is not None:
         raise ScenarioError("workload.users: a closed loop has no request_rate; give one of the two")
     num_prompts = NUM_PROMPTS if w.num_prompts is None else w.num_prompts
@@ -84,6 +89,20 @@ def _source_of_prompts(scenario: Scenario) -> Source:
         return OpenLoop(conversations, arrivals_of(w), num_prompts=num_prompts)
     except WorkloadError as error:
         raise ScenarioError(str(error)) from None
+
+
+def _multi_turn(scenario: Scenario, file: str) -> Source:
+    w = scenario.workload
+    plan = read_multi_turn(Path(file))
+    rate = None if w.request_rate == inf else w.request_rate
+    try:
+        return MultiTurn(
+            plan, seed=scenario.seed, num_clients=w.users or 1, max_num_requests=w.num_prompts, request_rate=rate
+        )
+    except WorkloadError as error:
+        raise ScenarioError(
+            f"workload.multi_turn: {error} (workload.users are clients, num_prompts requests)"
+        ) from None
 
 
 def _conversations(scenario: Scenario) -> Conversations:

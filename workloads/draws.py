@@ -35,6 +35,8 @@ class Purpose(StrEnum):
     PROMPT_TOKENS = "prompt_tokens"
     OUTPUT_TOKENS = "output_tokens"
     THINK_TIME = "think_time"
+    COMMON_PREFIX = "common_prefix"
+    SESSION_PREFIX = "session_prefix"
     PRIORITY = "priority"
     WINDOW_REQUESTS = "window_requests"
     CLIENTS = "clients"
