@@ -18,6 +18,7 @@ from hbmtwin.allocators.oom import OomFacts, OomRecord, OutOfMemory
 from hbmtwin.allocators.records import NO_WORK, KVSequence, Release, Work
 from hbmtwin.kernels.records import BatchShape, CostModel
 from hbmtwin.sim.books import Books
+from hbmtwin.sim.client_limit import LimitedInbox
 from hbmtwin.sim.clock import Last, uncollected
 from hbmtwin.sim.engine_config import EngineConfig, Progress
 from hbmtwin.sim.forward import Forward
@@ -76,7 +77,11 @@ class Engine:
     def run(self) -> None:
         """Simulate until the traffic ends or the server dies. Raise WorkloadError from a source that is bad."""
         self._take_work()  # loading the weights and making the pool came before time 0, and is no step's work
-        self._inbox = Inbox(self.env, iter(self.source.open()), self._submit)
+        traffic, limit = iter(self.source.open()), self.config.max_concurrency
+        if limit is None:
+            self._inbox = Inbox(self.env, traffic, self._submit)
+        else:
+            self._inbox = LimitedInbox(self.env, traffic, self._submit, limit)
         self.env.process(self._server())
         self._row_at(int(self.env.now))
         with uncollected():
@@ -292,6 +297,7 @@ class Engine:
     ) -> Request | None:
         self.recorder.end_request(self._live.pop(r.id), now, output_tokens, status, reason, dropped_tokens)
         following = self.source.next_turn(r, now, status)
+        self._inbox.left()
         if following is not None:
             self._inbox.follow(following, now)
         return following

@@ -24,6 +24,8 @@ class EngineConfig:
     """Whether the KV policy has all of its memory from the start, in blocks."""
     keeps_parked: bool = False
     """Whether the KV policy can park a session's buffers (``keep`` means nothing elsewhere)."""
+    max_concurrency: int | None = None
+    """Most requests in the server; the others wait at their clients."""
     step_mode: bool = False
 
 

@@ -28,7 +28,10 @@ class Inbox:
         self._submit = submit
         self.to_come: dict[int, Request] = {}
         """Next turns whose time has not come, and whom it was closed to."""
-        env.process(self._arrivals())
+        self._start()
+
+    def _start(self) -> None:
+        self._env.process(self._arrivals())
 
     def follow(self, r: Request, now_ns: int) -> None:
         """Submit the next turn of a session when it arrives: at once if it waits for its predecessor only."""
@@ -38,6 +41,9 @@ class Inbox:
         self.to_come[r.id] = r
         timeout = self._env.timeout(r.arrival_ns - now_ns)  # no process: its start would cut the next leap
         timeout.callbacks.append(lambda _: self._arrive(r))
+
+    def left(self) -> None:
+        """A request has left the server. Nobody waits for that here."""
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
         env, submit = self._env, self._submit

@@ -309,6 +309,11 @@ def _check_samples(scenario: Scenario) -> None:
         raise ScenarioError(f"{why}set session.turns = 1, or samples = 1")
     if scenario.session.between_turns == "keep":
         raise ScenarioError(f"{why}set session.between_turns = 'drop', or samples = 1")
+    if w.max_concurrency is not None:
+        raise ScenarioError(
+            f"workload.max_concurrency: {samples} samples of a prompt come together, and a client lets requests in one "
+            "by one; leave it out, or set samples = 1"
+        )
     if scheduler.policy != "vllm_v0":
         return
     if samples > scheduler.max_num_seqs:

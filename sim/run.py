@@ -73,6 +73,7 @@ class Twin:
                 counts_dropped=s.kv_cache.retention != "full",
                 window=plan.window,
                 keeps_parked="park" in self.kv.offers,
+                max_concurrency=s.workload.max_concurrency,
                 step_mode=step_mode or not self._may_leap(),
             ),
             self.source,

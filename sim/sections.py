@@ -230,6 +230,9 @@ class WorkloadSection(Section):
     request_rate: float | None = Field(
         None, gt=0, description="open loop: sessions that arrive per second; inf: all at once"
     )
+    max_concurrency: int | None = Field(
+        None, ge=1, description="most requests in the server; others wait at the client, and arrive when they are sent"
+    )
     arrival_pattern: Literal["constant", "poisson", "gamma", "weibull"] | None = Field(
         None, description="open loop: family of the gaps; default: gamma, which is Poisson with burstiness 1"
     )

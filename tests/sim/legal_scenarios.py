@@ -284,6 +284,7 @@ def _traffic(pick: Pick, keys: Keys, short: bool) -> Keys:
         "workload.output_tokens": pick(120, uniform(120)) if short else pick(uniform(120), 100, uniform(40), 1),
         "workload.system_prompt_tokens": pick(32, 3, 0),
         "workload.samples": samples,
+        "workload.max_concurrency": pick(None, None, 1, 5) if samples == 1 else None,
         "workload.priorities": pick(None, [1.0, 2.0, 3.0]),
         "session.turns": 1 if samples > 1 else pick(1, 2, uniform(3)),
         "session.think_time_s": pick(0.0, 0.001, 0.5, {"distribution": "exponential", "mean": 0.1}),
@@ -308,7 +309,7 @@ def _gaps(pick: Pick) -> Keys:
     burstiness, pattern = pick(1.0, 0.2, 5.0), pick(None, "gamma", "weibull", "poisson", "constant")
     if pattern in ("poisson", "constant"):
         return {"workload.arrival_pattern": pattern}
-    by_cv = {"workload.cv": 1.5} if pick("burstiness", "burstiness", "cv") == "cv" else {}
+    by_cv = {"workload.cv": pick(1.5, 0.7)} if pick("burstiness", "cv") == "cv" else {}
     return {"workload.arrival_pattern": pattern, "workload.burstiness": 1.0 if by_cv else burstiness} | by_cv
 
 
@@ -323,7 +324,7 @@ def _rates(pick: Pick, rate: float) -> Keys:
             "workload.ramp_up_end_rps": pick(1000.0, 20.0),
         }
     if how == "curve" and rate < float("inf"):
-        return {"workload.rate_curve": [[0, 1], [0.1, 3], [0.1, 0], [0.2, 1]]}
+        return {"workload.rate_curve": pick([[0, 1], [0.1, 3], [0.1, 0], [0.2, 1]], [[0, 2], [0.5, 0.1]])}
     return {"workload.rescale_gaps": how == "rescaled"}
 
 
