@@ -56,6 +56,8 @@ class Replay:
         self._waiting: dict[int, deque[Request]] = {}
         self.notes: tuple[str, ...] = ()
         """What whoever runs this has to know of the file, a sentence each."""
+        self.block_size: int | None = None
+        """Tokens that an id of the file stands for; None where it has none."""
 
     @property
     def has_turns(self) -> bool:

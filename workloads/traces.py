@@ -40,6 +40,10 @@ FORMATS: Final[tuple[Format, ...]] = (
 """All formats that can be read; a new one is one more of these. Where two fit alike, the first is taken."""
 
 
+class TimelessTrace(WorkloadError):
+    """A file with lengths and no times: what :func:`trace_lengths` reads, and no traffic."""
+
+
 def open_trace(
     path: str | Path,
     *,
@@ -57,17 +61,20 @@ def open_trace(
 
     *format* names it where its columns would say another; *block_size* is the tokens that a ``hash_id`` stands for;
     *jitter* spreads requests over the tick they share, by draws of *seed*; *skip_bad_lines* leaves out and counts lines
-    that are no request; *keep_failed* sends failed calls too. For the rest see :class:`Replay`. Raise WorkloadError.
+    that are no request; *keep_failed* sends failed calls too. For the rest see :class:`Replay`. Raise WorkloadError,
+    TimelessTrace where the file has lengths only.
     """
     path = Path(path)
     reader = _reader(path, format, block_size, jitter, skip_bad_lines, keep_failed, seed)
     replay = Replay(path, reader.rows, time_scale=time_scale, num_prompts=num_prompts, max_tokens=max_tokens)
     if not reader.has_times and reader.format is not None:
-        raise WorkloadError(
+        raise TimelessTrace(
             f"{path}: {reader.format.title} with lengths and no times, so it cannot be replayed; add a column "
             f"{reader.format.time!r}, or learn from it with `hbmtwin workload learn`"
         )
     replay.notes = reader.notes()
+    if reader.format is not None and reader.format.block_size:
+        replay.block_size = block_size or reader.format.block_size
     return replay
 
 
