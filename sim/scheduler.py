@@ -327,9 +327,13 @@ class QueueScheduler(ABC):
         entry.sequence.num_computed_tokens = 0
         self._requeue(entry)
 
+    def _victim(self) -> int:
+        """Who gives way next, as a place among the running ones: the last admitted. A policy on top may choose."""
+        return -1
+
     def _preempt(self, kv: KVPolicy) -> Entry:
-        """Preempt the last admitted."""
-        victim = self._running.pop()
+        """Preempt the :meth:`_victim`."""
+        victim = self._running.pop(self._victim())
         kv.release(victim.sequence, Release.PREEMPT)
         victim.sequence.lost_tokens = victim.held_tokens
         self._back_to_queue(victim)

@@ -57,6 +57,8 @@ class VllmScheduler(QueueScheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self._by_priority = config.scheduling_policy == "priority"
+        self._last_gives_way = not self._by_priority and type(self)._victim is VllmScheduler._victim
+        """Else one that was scheduled in this step may give way, and leaves the plan."""
         self._waiting: deque[Entry] = PriorityQueue() if self._by_priority else deque()
         self._longest_chunk = config.long_prefill_token_threshold or config.max_model_len
         self._boundaries: FindsSharedBoundaries | None = None
@@ -140,7 +142,7 @@ class VllmScheduler(QueueScheduler):
                 if self.config.oom != "preempt":
                     plan.exhausted = (s, refused)
                     return 0
-                if self._by_priority and plan.group is not None:  # anybody may give way, also one of the group
+                if not self._last_gives_way and plan.group is not None:  # anybody may, also one of the group
                     index += len(plan.group)
                     scheduled[:0] = plan.everyone()[: len(plan.group)]
                     decoding[:0] = plan.group
@@ -150,7 +152,7 @@ class VllmScheduler(QueueScheduler):
                 plan.preempted.append(victim)
                 if victim is s:
                     return 0
-                if self._by_priority and (returned := _take_back(plan, victim)):
+                if not self._last_gives_way and (returned := _take_back(plan, victim)):
                     budget += returned
                     index -= 1  # as in vLLM only for one that was scheduled: behind one passed over, another is as well
                 others = self.num_running > 1
@@ -161,13 +163,11 @@ class VllmScheduler(QueueScheduler):
             index += 1
         return budget
 
-    def _preempt(self, kv: KVPolicy) -> Entry:
-        """Preempt whoever gives way next. O(1) in order of arrival, O(running) by priority."""
-        if self._by_priority:  # the last of a list is the one that gives way; of equals vLLM takes the first
-            victim = max(self._running, key=order)
-            self._running.remove(victim)
-            self._running.append(victim)
-        return super()._preempt(kv)
+    def _victim(self) -> int:
+        """Who gives way next. O(1) in order of arrival, O(running) by priority; of equals vLLM takes the first."""
+        if not self._by_priority:
+            return -1
+        return self._running.index(max(self._running, key=order))
 
     def _admit(self, plan: Plan, kv: KVPolicy, budget: int) -> None:
         config, waiting, running, grouped = self.config, self._waiting, self._running, len(self._group.members)

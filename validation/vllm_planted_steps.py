@@ -7,28 +7,24 @@ from dataclasses import replace
 
 from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.sim.priority_queue import order
-from hbmtwin.sim.scheduler import Entry, Plan, QueueScheduler, SchedulerConfig
+from hbmtwin.sim.scheduler import Entry, Plan, SchedulerConfig
 from hbmtwin.sim.vllm import VllmScheduler
 
 
 class FirstGivesWay(VllmScheduler):
     """Preempts who has run longest."""
 
-    def _preempt(self, kv: KVPolicy) -> Entry:
-        self._running.append(self._running.pop(0))
-        return QueueScheduler._preempt(self, kv)
+    def _victim(self) -> int:
+        return 0
 
 
 class LastOfEquals(VllmScheduler):
     """By priority, of those that came in one instant preempts the one that runs last."""
 
-    def _preempt(self, kv: KVPolicy) -> Entry:
+    def _victim(self) -> int:
         if self.config.scheduling_policy == "fcfs":
-            return super()._preempt(kv)
-        victim = max(reversed(self._running), key=order)
-        self._running.remove(victim)
-        self._running.append(victim)
-        return QueueScheduler._preempt(self, kv)
+            return super()._victim()
+        return max(reversed(range(len(self._running))), key=lambda place: order(self._running[place]))
 
 
 class AdmitsAfterPreemption(VllmScheduler):

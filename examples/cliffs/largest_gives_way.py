@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hbmtwin.allocators.contract import KVPolicy
-from hbmtwin.sim.scheduler import Entry, QueueScheduler, SchedulerConfig, schedulers
+from hbmtwin.sim.scheduler import schedulers
 from hbmtwin.sim.vllm import VllmScheduler
 
 
@@ -20,12 +19,5 @@ class LargestGivesWay(VllmScheduler):
 
     name: ClassVar[str] = "largest_gives_way"
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
-        self._by_priority = True  # one that was scheduled before it gives way leaves the plan, as with priorities
-
-    def _preempt(self, kv: KVPolicy) -> Entry:
-        victim = max(self._running, key=lambda entry: entry.sequence.num_computed_tokens)
-        self._running.remove(victim)
-        self._running.append(victim)
-        return QueueScheduler._preempt(self, kv)
+    def _victim(self) -> int:
+        return max(range(len(self._running)), key=lambda place: self._running[place].sequence.num_computed_tokens)

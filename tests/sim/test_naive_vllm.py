@@ -172,20 +172,15 @@ def test_every_step_is_that_of_the_second_model(rules: Rules) -> None:
 
 
 class TheFirstGivesWay(VllmScheduler):
-    def _preempt(self, kv: KVPolicy) -> Entry:
-        self._running.append(self._running.pop(0))
-        return super()._preempt(kv)
+    def _victim(self) -> int:
+        return 0
 
 
 class TheYoungestGivesWay(VllmScheduler):
     """By arrival alone."""
 
-    def _preempt(self, kv: KVPolicy) -> Entry:
-        self._running.sort(key=lambda entry: entry.request.arrival_ns)
-        self._by_priority, before = False, self._by_priority
-        victim = super()._preempt(kv)
-        self._by_priority = before
-        return victim
+    def _victim(self) -> int:
+        return max(range(len(self._running)), key=lambda place: self._running[place].request.arrival_ns)
 
 
 class AdmitsAfterPreempting(VllmScheduler):

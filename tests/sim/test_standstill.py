@@ -14,7 +14,7 @@ from hbmtwin.sim import standstill
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.sim.scheduler import Entry, Plan, QueueScheduler, SchedulerConfig, Unfinished
+from hbmtwin.sim.scheduler import Plan, QueueScheduler, Unfinished
 from hbmtwin.sim.standstill import LiveLockWatch, Standstill
 from hbmtwin.sim.vllm import VllmScheduler
 from hbmtwin.workloads.records import Request
@@ -117,15 +117,8 @@ def test_a_chunk_that_is_not_the_last_is_none() -> None:
 class LargestGivesWay(VllmScheduler):
     """Who holds most gives way: it frees most, and undoes whoever is about to be ready."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
-        self._by_priority = True  # so that tokens of one that was scheduled before it gives way are taken back
-
-    def _preempt(self, kv: KVPolicy) -> Entry:
-        victim = max(self._running, key=lambda entry: entry.sequence.num_computed_tokens)
-        self._running.remove(victim)
-        self._running.append(victim)
-        return QueueScheduler._preempt(self, kv)
+    def _victim(self) -> int:
+        return max(range(len(self._running)), key=lambda place: self._running[place].sequence.num_computed_tokens)
 
 
 def long_prompts(*overrides: str) -> Scenario:
