@@ -120,5 +120,5 @@ def check_columns(names: Sequence[str], format: Format) -> None:
             raise BadRow(f"unknown column {name!r}", did_you_mean(name, format.columns))
         if names.count(name) > 1:
             raise BadRow(f"two columns are called {name!r}", "remove one")
-    if "turn" in names and "session" not in names:
+    if "session" in format.columns and "turn" in names and "session" not in names:
         raise BadRow("a column 'turn' without 'session'", "add 'session'")
