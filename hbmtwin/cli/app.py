@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hbmtwin import __version__
+from hbmtwin.cli.bench_command import HELP, BenchCommand
 from hbmtwin.cli.exits import FAILURE, INTERRUPTED, OK, TERMINATED, USAGE, exit_code_of, subtraction
 from hbmtwin.cli.export import export
 from hbmtwin.cli.operations import replay, validate_allocator
@@ -25,8 +26,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (export, init, catalog, run, compare, replay):
+for verb in (export, init, catalog):
     app.command()(verb)
+app.command(cls=BenchCommand, epilog=HELP)(run)
+app.command(cls=BenchCommand, epilog=HELP)(compare)
+app.command()(replay)
 
 validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args_is_help=True)
 app.add_typer(validate_app, name="validate")
