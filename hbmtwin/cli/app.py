@@ -17,6 +17,7 @@ from hbmtwin.cli.operations import replay, validate_allocator
 from hbmtwin.cli.process import Terminated, open_closed_streams, sigterm_raises
 from hbmtwin.cli.simulate import compare, run
 from hbmtwin.cli.start import catalog, init
+from hbmtwin.cli.workload import workload_app
 
 app = typer.Typer(
     name="hbmtwin",
@@ -35,6 +36,7 @@ app.command()(replay)
 validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args_is_help=True)
 app.add_typer(validate_app, name="validate")
 validate_app.command("allocator")(validate_allocator)
+app.add_typer(workload_app, name="workload")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _complain(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except Terminated:
         return TERMINATED

@@ -27,7 +27,7 @@ def running(verb: Sequence[str], tmp_path: Path) -> Iterator[subprocess.Popen[by
     trace = tmp_path / "trace" / "endless.csv"
     trace.parent.mkdir()
     first = "0,3000,200\n" * (60 if verb is CURES else 0)
-    rows = "".join(f"{i / 2},100,{200 + i % 7}\n" for i in range(20_000 if verb is CURES else 150_000))
+    rows = "".join(f"{i / 2},100,{200 + i % 7}\n" for i in range(60_000 if verb is CURES else 300_000))
     trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n{first}{rows}", encoding="utf-8")
     (tmp_path / "work").mkdir()
     server = subprocess.Popen(
