@@ -80,7 +80,7 @@ class Moved(NamedTuple):
 
 
 def move(arguments: Sequence[str]) -> Moved:
-    """Replace the benchmark words among *arguments*; the others stay, in order. Raise UsageError where two contradict."""
+    """Replace the benchmark words among *arguments*; the others stay in order. Raise UsageError for contradictions."""
     rest, words, dropped = _split(arguments)
     settings = _settings(words, dropped)
     _check_said_once(settings, rest)
@@ -192,18 +192,14 @@ def _random(one: Mapping[str, str]) -> list[_Setting]:
 
 
 def _repetition(one: Mapping[str, str]) -> list[_Setting]:
-    defaults = dict(zip(REPETITION, (256, 256, 10, 128), strict=True))
-    prefix, suffix, count, output = (
-        _tokens(word, one[word]) if word in one else default for word, default in defaults.items()
-    )
-    name = "--dataset-name prefix_repetition"
-    return [
-        _Setting(name, "workload.prefix_buckets", f"[{{prefix_count = {count}, prefix_tokens = {prefix}}}]"),
-        _Setting(REPETITION[1], "workload.prompt_tokens", str(suffix)),
-        _Setting(REPETITION[3], "workload.output_tokens", str(output)),
-        _Setting(name, "workload.system_prompt_tokens", "0"),
-        _Setting(name, "session.turns", "1"),
+    names = ("prefix_len", "suffix_len", "num_prefixes", "output_len")
+    lengths = [
+        _tokens(word, one[word]) if word in one else default
+        for word, default in zip(REPETITION, (256, 256, 10, 128), strict=True)
     ]
+    table = ", ".join(f"{name} = {length}" for name, length in zip(names, lengths, strict=True))
+    name = "--dataset-name prefix_repetition"
+    return [_Setting(name, "workload.prefix_repetition", f"{{{table}}}"), _Setting(name, "session.turns", "1")]
 
 
 def _ratios(text: str) -> tuple[float, float]:
