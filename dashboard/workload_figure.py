@@ -12,6 +12,7 @@ from hbmtwin.dashboard.palette import ALARM, ARRIVALS, INK, OUTPUTS, PROMPTS
 from hbmtwin.workloads.arrival_statistics import CV_WINDOW_S, Bars
 from hbmtwin.workloads.describe import Description
 from hbmtwin.workloads.length_statistics import QUANTILES, LengthStatistics
+from hbmtwin.workloads.reuse_statistics import ReuseStatistics
 
 BINS = 80
 """Bars at most of a distribution of lengths."""
@@ -194,19 +195,15 @@ def _mass_points(figure: go.Figure, side: LengthStatistics, row: int) -> None:
     )
 
 
-def reuse_by_capacity(d: Description) -> go.Figure:
+def reuse_by_capacity(reuse: ReuseStatistics) -> go.Figure:
     """The share of the blocks of prompts that a prefix cache hits, by its capacity; dashed what an endless one does."""
     figure = go.Figure()
     style(figure, 380)
-    if d.reuse is None:
-        figure.add_annotation(text="no prompt begins as another does", showarrow=False)
-        return figure
-    size = d.reuse.block_size
     lines = {"mode": "lines+markers", "marker": {"size": 6, "color": PROMPTS}, "line": {"width": 2, "color": PROMPTS}}
     ring = {"size": 12, "symbol": "circle-open", "color": OUTPUTS, "line": {"width": 1.5}}
     for curve, name, look in (
-        (d.reuse.curve, "touched last to first", lines),
-        (d.reuse.first_to_last, "touched first to last", {"mode": "markers", "marker": ring}),
+        (reuse.curve, "touched last to first", lines),
+        (reuse.first_to_last, "touched first to last", {"mode": "markers", "marker": ring}),
     ):
         bounded = [(c, h) for c, h in zip(curve.capacities, curve.hits, strict=True) if c is not None]
         figure.add_scatter(
@@ -216,14 +213,14 @@ def reuse_by_capacity(d: Description) -> go.Figure:
             hovertemplate="%{y:.2f} %",
             **look,
         )
-    endless = 100 * d.reuse.curve.hits[-1] / d.reuse.curve.references
+    endless = 100 * reuse.curve.hits[-1] / reuse.curve.references
     figure.add_hline(
         y=endless,
         line={"color": INK, "width": 1, "dash": "dash"},
         annotation={"text": f"endless cache: {endless:.1f} %", "font": {"color": INK, "size": 12}},
         annotation_position="top left",
     )
-    figure.update_xaxes(title_text=f"capacity (blocks of {size} tokens)", type="log", dtick=1)
+    figure.update_xaxes(title_text=f"capacity (blocks of {reuse.block_size} tokens)", type="log", dtick=1)
     figure.update_yaxes(title_text="blocks of prompts that hit (%)", range=[0, max(1.0, 1.15 * endless)])
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
     figure.update_layout(hovermode="x unified", legend=legend, margin={"t": 60})

@@ -16,22 +16,23 @@ from hbmtwin.dashboard.workload_figure import arrivals_at_two_scales, length_dis
 from hbmtwin.dashboard.workload_words import Rows, facts, headline, lengths_table, reuse_table, windows_table
 from hbmtwin.workloads.describe import Description
 
+_NOTHING_SHARED = "<p>The trace tells of no prompt that begins as another does.</p>"
+
 
 def write_workload_report(name: str, d: Description, path: Path, notes: Sequence[str] = ()) -> None:
     """Write the page at *path* and ``plotly.min.js`` beside it; same description, same bytes. Raise OSError."""
     template = Template(files("hbmtwin.dashboard").joinpath("workload.html").read_text(encoding="utf-8"))
-    hits = reuse_table(d)
     page = template.substitute(
         name=html.escape(name),
-        headline=html.escape(headline(name, d)),
+        headline=html.escape(headline(d)),
         facts="".join(_row(cells) for cells in facts(d)),
         notes="".join(f'<p class="note">{html.escape(note)}</p>' for note in notes),
         arrivals=inline(arrivals_at_two_scales(d), "arrivals"),
         windows=_table(windows_table(d)),
         lengths=inline(length_distributions(d), "lengths"),
         quantiles=_table(lengths_table(d)),
-        reuse=inline(reuse_by_capacity(d), "reuse"),
-        hits="" if hits is None else _table(hits),
+        reuse=_NOTHING_SHARED if d.reuse is None else inline(reuse_by_capacity(d.reuse), "reuse"),
+        hits="" if d.reuse is None else _table(reuse_table(d.reuse)),
         version=html.escape(__version__),
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from hbmtwin.dashboard.verdict import MISSING, number_text, percent_text, second
 from hbmtwin.workloads.arrival_statistics import ArrivalStatistics, WindowCounts
 from hbmtwin.workloads.describe import Description
 from hbmtwin.workloads.length_statistics import QUANTILES, LengthStatistics
+from hbmtwin.workloads.reuse_statistics import ReuseStatistics
 from hbmtwin.workloads.session_statistics import SessionStatistics
 
 
@@ -20,13 +21,13 @@ class Rows(NamedTuple):
     cells: Sequence[tuple[str, ...]]
 
 
-def headline(name: str, d: Description) -> str:
+def headline(d: Description) -> str:
     """How many requests, in what time."""
     count = f"{d.requests:,} requests" if d.requests > 1 else "1 request"
     rate = d.arrivals.request_rate
     if rate is None:
-        return f"{name}: {count}, no time between them"
-    return f"{name}: {count} in {seconds_text(d.arrivals.span_s)}, {rate:,.2f} a second"
+        return f"{count}, no time between them"
+    return f"{count} in {seconds_text(d.arrivals.span_s)}, {rate:,.2f} a second"
 
 
 def facts(d: Description) -> list[tuple[str, str]]:
@@ -75,18 +76,14 @@ def windows_table(d: Description) -> Rows:
 
 
 def _whole(count: int, w: WindowCounts, d: Description) -> str:
-    return f"{count:,}" if w.idc is not None or d.arrivals.tick_s is None else MISSING
+    return f"{count:,}" if d.arrivals.tick_s is None or d.arrivals.tick_s <= w.width_s else MISSING
 
 
-def reuse_table(d: Description) -> Rows | None:
-    """What a prefix cache of each size hits; None where nothing is shared."""
-    if d.reuse is None:
-        return None
-    references, size = d.reuse.curve.references, d.reuse.block_size
+def reuse_table(reuse: ReuseStatistics) -> Rows:
+    """What a prefix cache of each size hits."""
+    references, size = reuse.curve.references, reuse.block_size
     cells = []
-    for capacity, hits, other in zip(
-        d.reuse.curve.capacities, d.reuse.curve.hits, d.reuse.first_to_last.hits, strict=True
-    ):
+    for capacity, hits, other in zip(reuse.curve.capacities, reuse.curve.hits, reuse.first_to_last.hits, strict=True):
         cells.append(
             (
                 "endless" if capacity is None else f"{capacity:,}",
@@ -133,7 +130,8 @@ def _correlation(d: Description) -> str:
     if d.pearson is None or d.spearman is None:
         return "one of the two is always the same, so they are not correlated"
     about = "" if d.spearman_exact else " (of lengths to their leading bits)"
-    return f"correlation {d.pearson:.2f} (Pearson), {d.spearman:.2f} of ranks (Spearman){about}"
+    pearson, spearman = (round(value, 2) + 0.0 for value in (d.pearson, d.spearman))  # no "-0.00"
+    return f"correlation {pearson:.2f} (Pearson), {spearman:.2f} of ranks (Spearman){about}"
 
 
 def _mass(side: LengthStatistics) -> str:

@@ -38,9 +38,10 @@ class WindowCounts:
 
     width_s: int
     idc: float | None
-    """Variance / mean of the counts (1 for Poisson arrivals) of all windows, the begun one too; None within a tick."""
+    """Variance / mean of the counts (1 for Poisson arrivals) of all windows, the begun one too; None for one window,
+    and for windows shorter than a tick."""
     idc_whole: float | None
-    """The same of whole windows alone, in which the end of the trace does not show; None without one."""
+    """The same of whole windows alone, in which the end of the trace does not show."""
     fewest: int
     most: int
     """Of all windows, the begun one too."""
@@ -185,14 +186,19 @@ class _Windows:
         told = tick_ns is None or tick_ns <= self._width_ns
         return WindowCounts(
             width_s=self._width_s,
-            idc=_idc(self._index + 1, self._total + last, self._squares + last * last) if told else None,
+            idc=_idc(self._index + 1, self._total + last, self._squares + last * last)
+            if told and self._index
+            else None,
             idc_whole=_idc(self._index, self._total, self._squares) if told and self._index else None,
             fewest=last if self._fewest is None else min(self._fewest, last),
             most=max(self._most, last),
         )
 
 
-def _idc(windows: int, total: int, squares: int) -> float:
+def _idc(windows: int, total: int, squares: int) -> float | None:
+    """Variance / mean of the counts of so many windows, from their sum and the sum of their squares."""
+    if windows < 2:
+        return None
     return (windows * squares - total * total) / (windows * total)
 
 

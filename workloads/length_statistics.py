@@ -22,6 +22,8 @@ MAX_PAIRS: Final = 2**16
 """Different pairs of lengths that are counted apart."""
 MASS_SHARE: Final = 0.01
 """Share of the requests that one length needs to be a mass point."""
+LEAST_MASS: Final = 10
+"""Requests that it needs at least: fewer are chance."""
 _MASS_RATIO = 3.0
 _MASS_NEIGHBOURS = 0.05
 
@@ -46,7 +48,7 @@ class LengthStatistics:
     quantiles: tuple[float, ...]
     """At QUANTILES; straight lines between two lengths, as numpy's default."""
     mass_points: tuple[MassPoint, ...]
-    """The heaviest first: at least 1 % of the requests, and three times as many as the lengths around have each."""
+    """The heaviest first: of ten requests and 1 % at least, and of three times as many as the lengths around each."""
     values: tuple[int, ...]
     """The different lengths, rising."""
     counts: tuple[int, ...]
@@ -86,7 +88,7 @@ def _mass_points(values: Sequence[int], counts: Sequence[int]) -> tuple[MassPoin
     lengths, up_to = np.array(values), np.concatenate([[0], np.cumsum(counts)])
     found = []
     for value, count in zip(values, counts, strict=True):
-        if count < MASS_SHARE * n:
+        if count < max(LEAST_MASS, MASS_SHARE * n):
             continue
         reach = max(5, round(_MASS_NEIGHBOURS * value))
         least = max(values[0], value - reach)

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-_GAP_BITS: Final = 10
+_GAP_BITS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SessionStatistics:
     gap_mean_s: float | None
     """From the arrival of one turn to that of the next; None where none is known."""
     gap_p50_s: float | None
-    """Quantiles of gaps are right to a thousandth."""
+    """Quantiles of gaps are right to 1 / 4096."""
     gap_p95_s: float | None
 
 
@@ -94,7 +94,7 @@ class SessionMeter:
         self._gap_count += 1
         self._gap_ns += gap_ns
         low = max(0, gap_ns.bit_length() - _GAP_BITS)
-        key = gap_ns >> low << low
+        key = (gap_ns >> low << low) + (1 << low) // 2  # the middle of those with the same leading bits
         self._gaps[key] = self._gaps.get(key, 0) + 1
 
     @property

@@ -59,7 +59,7 @@ def print_comparison(
     first = next(iter(summaries.values()))
     console.print(f"[bold]{escape(headline(summaries))}[/bold]")
     styles = ["red" if ended_early(summary) else "" for summary in summaries.values()]
-    _print_table(console, HEADER, rows(summaries), words=("verdict",), styles=styles)
+    print_table(console, HEADER, rows(summaries), words=("verdict",), styles=styles)
     if scenarios is not None:
         _print_settings(console, scenarios)
     for name, summary in summaries.items():
@@ -87,10 +87,10 @@ def _print_settings(console: Console, scenarios: Mapping[str, Scenario]) -> None
     if len(header) > 1:
         long = [title for place, title in enumerate(header) if max(len(row[place]) for row in cells) > WORDS]
         console.print("[bold]Settings that differ[/bold] (–: does not concern it)")
-        _print_table(console, header, cells, words=long)
+        print_table(console, header, cells, words=long)
 
 
-def _print_table(
+def print_table(
     console: Console,
     header: Sequence[str],
     cells: Sequence[Sequence[str]],
@@ -190,7 +190,7 @@ def print_stages(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:
                 f"{s['spare_bytes'] / GIB:.2f}",
             ]
         )
-    _print_table(console, header, cells)
+    print_table(console, header, cells)
 
 
 def stage_columns(budget: MemoryBudget) -> str:
@@ -223,7 +223,7 @@ def print_cures(console: Console, cures: Sequence[Mapping[str, Any]]) -> None:
         for cure in cures
     ]
     styles = ["" if cure["held"] else "red" for cure in cures]
-    _print_table(console, header, cells, words=("set", "verdict"), styles=styles)
+    print_table(console, header, cells, words=("set", "verdict"), styles=styles)
 
 
 def _fate_of(cure: Mapping[str, Any]) -> str:
@@ -311,7 +311,7 @@ def print_devices(console: Console, devices: Mapping[str, Mapping[str, Any]]) ->
         )
         for name, d in devices.items()
     ]
-    _print_table(console, header, cells)
+    print_table(console, header, cells)
 
 
 def print_models(console: Console, models: Mapping[str, Mapping[str, Any]]) -> None:
@@ -330,7 +330,7 @@ def print_models(console: Console, models: Mapping[str, Mapping[str, Any]]) -> N
         )
         for name, m in models.items()
     ]
-    _print_table(console, header, cells)
+    print_table(console, header, cells)
 
 
 def print_policies(console: Console, policies: Sequence[Mapping[str, Any]]) -> None:
@@ -343,11 +343,11 @@ def print_policies(console: Console, policies: Sequence[Mapping[str, Any]]) -> N
             header += ["offers", "needs of its arena"]
             for row, p in zip(cells, listed, strict=True):
                 row += [", ".join(p["features"]), ", ".join(p["requires"])]
-        _print_table(console, header, cells, words=header[1:3])
+        print_table(console, header, cells, words=header[1:3])
 
 
 def print_workloads(console: Console, workloads: Mapping[str, Mapping[str, Any]]) -> None:
     """Workloads that have a name, with whose data they are; ``--json`` has the keys, each with its source."""
     cells = [(name, w["summary"], w["credit"]) for name, w in workloads.items()]
     console.print("[bold]workload[/bold]  workload.preset (--json: the keys of each, with the source of every number)")
-    _print_table(console, ("name", "what it is", "source"), cells, words=("what it is", "source"))
+    print_table(console, ("name", "what it is", "source"), cells, words=("what it is", "source"))

@@ -113,7 +113,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "the variance of a sample in an IDC": (
         arrival_statistics,
         "_idc",
-        lambda k, n, sq: (k * sq - n * n) / (k * n) * k / max(1, k - 1),
+        lambda k, n, sq: (k * sq - n * n) / (k * n) * k / (k - 1) if k > 1 else None,
     ),
     "windows of the CV one second too long": (arrival_statistics, "CV_WINDOW_S", 301),
     "windows with few gaps have a CV as well": (arrival_statistics, "LEAST_GAPS", 2),
