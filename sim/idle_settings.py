@@ -46,6 +46,13 @@ GENERATOR_KEYS = (
     "first_prompt_tokens",
     "output_tokens",
     "system_prompt_tokens",
+    "prefix_tokens",
+    "prefix_count",
+    "prefix_buckets",
+    "distinct_prompts",
+    "shared_prefix",
+    "prefix_repetition",
+    "clients",
 )
 """Of ``[workload]``: a trace has its own."""
 TRACE_KEYS = ("time_scale", "trace_format", "trace_block_size", "trace_jitter", "skip_bad_lines", "keep_failed")
@@ -109,6 +116,8 @@ def _workload(scenario: Scenario, name: str) -> str | None:
         return "is said by workload.multi_turn"
     if name in TRACE_KEYS:
         return "concerns a trace only"
+    if name in ("arrival_pattern", "burstiness", "cv") and scenario.workload.clients is not None:
+        return "is said by each of workload.clients"
     if name in GAP_KEYS and scenario.workload.users is not None:
         return "does not concern a closed loop"
     return None

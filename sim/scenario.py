@@ -271,9 +271,9 @@ def _explain_all(errors: Iterable[Any]) -> Iterator[str]:
         if told["type"] == "extra_forbidden":
             known = [*Scenario.model_fields] if len(told["loc"]) == 1 else known_keys()
             yield f"{path}: unknown key{_near(path, known)}"
-        elif told["type"] == "model_type":
+        elif told["type"] == "model_type" and "." not in path:
             yield _not_a_section(path, told["input"])
-        elif told["type"] == "dict_type" and len(found) == 1:
+        elif told["type"] in ("dict_type", "model_type") and len(found) == 1:
             yield f"{path}: write a table, {{ name = value }}, not {told['input']!r}"
         elif len(found) > 1 and told is found[0] and not told["type"].startswith(("greater_", "less_")):
             yield f"{path}: write a number, or a table such as {{ distribution = ... }}, not {told['input']!r}"

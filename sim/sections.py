@@ -54,6 +54,9 @@ MAX_GROWTH_FACTOR = 1024
 LengthSpec = Annotated[int, Field(ge=1)] | dict[str, Any]
 """Tokens: a number, or a table such as ``{distribution = "lognormal", mean = 1155, sigma = 0.9, max = 4096}``."""
 
+ThinkTimeSpec = Annotated[float, Field(ge=0)] | dict[str, Any]
+"""Seconds: a number, or a table such as ``{distribution = "exponential", mean = 20}``."""
+
 
 class Section(BaseModel):
     """One table of the scenario file."""
@@ -199,6 +202,50 @@ class KVCacheSection(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="settings of a policy from another package")
 
 
+class ClientSection(Section):
+    """One client of open traffic; what it leaves out is said for all in ``[workload]`` and ``[session]``."""
+
+    request_rate: float = Field(gt=0, le=1e9, description="its sessions a second")
+    arrival_pattern: Literal["constant", "poisson", "gamma", "weibull"] | None = Field(
+        None, description="family of its gaps; default: gamma"
+    )
+    burstiness: float = Field(1.0, ge=0.01, description="shape of its gaps; 1: Poisson")
+    cv: float | None = Field(None, ge=0, description="coefficient of variation of its gaps, in place of burstiness")
+    prompt_tokens: LengthSpec | None = Field(None, description="new prompt tokens of a turn")
+    first_prompt_tokens: LengthSpec | None = Field(None, description="those of a first turn")
+    output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
+    system_prompt_tokens: int = Field(0, ge=0, le=2**40, description="its own, behind the one that all share")
+    turns: LengthSpec | None = Field(None, description="turns of its sessions")
+    think_time_s: ThinkTimeSpec | None = Field(None, description="time from an answer to the next turn")
+
+
+class PrefixBucketSection(Section):
+    """Prefixes of one kind, in GuideLLM's words."""
+
+    prefix_tokens: LengthSpec = Field(description="length of each prefix")
+    prefix_count: int = Field(1, ge=1, le=10**6, description="prefixes in this bucket")
+    bucket_weight: float = Field(1.0, gt=0, le=1e9, description="how often it is drawn, against the other buckets")
+
+
+class SharedPrefixSection(Section):
+    """Prompts of inference-perf's ``shared_prefix``."""
+
+    num_groups: int = Field(ge=1, le=10**6, description="prefixes")
+    num_prompts_per_group: int = Field(ge=1, le=10**6, description="prompts with a prefix, in the mean")
+    system_prompt_len: int = Field(ge=1, le=2**40, description="tokens of each prefix")
+    question_len: int = Field(ge=1, le=2**40, description="tokens behind it")
+    output_len: int = Field(ge=1, le=2**40, description="tokens of an answer")
+
+
+class PrefixRepetitionSection(Section):
+    """Prompts of vLLM's data set ``prefix_repetition``."""
+
+    prefix_len: int = Field(ge=1, le=2**40, description="tokens of each prefix")
+    suffix_len: int = Field(ge=1, le=2**40, description="tokens behind it")
+    num_prefixes: int = Field(ge=1, le=10**6, description="prefixes")
+    output_len: int = Field(ge=1, le=2**40, description="tokens of an answer")
+
+
 class WorkloadSection(Section):
     """Who asks for how much, and when."""
 
@@ -267,6 +314,29 @@ class WorkloadSection(Section):
     )
     output_tokens: LengthSpec | None = Field(None, description="output tokens of a turn")
     system_prompt_tokens: int | None = Field(None, ge=0, le=2**40, description="prefix that every prompt shares")
+    prefix_tokens: LengthSpec | None = Field(
+        None, description="prefix of a group of sessions, behind the system prompt: its length, drawn for each prefix"
+    )
+    prefix_count: int | None = Field(
+        None, ge=1, le=10**6, description="prefixes, of which a session begins with one; default with prefix_tokens: 1"
+    )
+    prefix_buckets: list[PrefixBucketSection] | None = Field(
+        None, description="prefixes of several kinds: [{ bucket_weight, prefix_count, prefix_tokens }, ...]"
+    )
+    distinct_prompts: int | None = Field(
+        None, ge=1, le=10**9, description="after so many sessions their first prompts come again; none: all are new"
+    )
+    shared_prefix: SharedPrefixSection | None = Field(
+        None,
+        description="inference-perf's prompts: { num_groups, num_prompts_per_group, system_prompt_len, question_len, "
+        "output_len }",
+    )
+    prefix_repetition: PrefixRepetitionSection | None = Field(
+        None, description="vLLM's prompts: { prefix_len, suffix_len, num_prefixes, output_len }"
+    )
+    clients: list[ClientSection] | None = Field(
+        None, description="open loop: clients with rates, gaps and lengths of their own: [{ request_rate, ... }, ...]"
+    )
     priorities: list[Annotated[float, Field(ge=0, le=1e9)]] | None = Field(
         None,
         min_length=1,
@@ -281,7 +351,7 @@ class SessionSection(Section):
         "drop", description="what happens to a session's KV until its next turn"
     )
     turns: LengthSpec | None = Field(None, description="turns of a session")
-    think_time_s: Annotated[float, Field(ge=0)] | dict[str, Any] | None = Field(
+    think_time_s: ThinkTimeSpec | None = Field(
         None, description="time from an answer to the next turn: seconds, or a table like those of tokens"
     )
 

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from hbmtwin.sim.arrivals import arrivals_of
+from hbmtwin.sim.prompts import clients_of, conversations_of, spelled_out
 from hbmtwin.sim.scenario import Scenario, ScenarioError
-from hbmtwin.sim.sections import LengthSpec
-from hbmtwin.workloads.builtin import (
-    NUM_PROMPTS,
-    OUTPUT_TOKENS,
-    PROMPT_TOKENS,
-    SYSTEM_PROMPT_TOKENS,
-    THINK_TIME,
-    TURNS,
-)
+from hbmtwin.workloads.builtin import NUM_PROMPTS
 from hbmtwin.workloads.closed_loop import ClosedLoop
-from hbmtwin.workloads.conversations import Conversations
-from hbmtwin.workloads.lengths import Length, length_from
 from hbmtwin.workloads.multi_turn import MultiTurn, read_multi_turn
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.priorities import Priorities
 from hbmtwin.workloads.records import Source, WorkloadError
 from hbmtwin.workloads.replay import Replay
 from hbmtwin.workloads.samples import Samples
-from hbmtwin.workloads.think_times import ThinkTime, think_time_from
 from hbmtwin.workloads.traces import open_trace
 
 
 def source_of(scenario: Scenario) -> Source:
     """Build a scenario's traffic. Raise ScenarioError for its settings, WorkloadError for a bad file.
 
-    ``workload.trace`` wins, then ``workload.multi_turn``; else ``workload.users`` makes a closed loop and
-    ``workload.request_rate`` an open one; with none of them the built-in workload runs. What the workload keys leave
-    open is the built-in workload's.
+    ``workload.trace`` wins, then ``workload.multi_turn``, then ``workload.clients``; else ``workload.users`` makes a
+    closed loop and ``workload.request_rate`` an open one; with none of them the built-in workload runs. What the
+    workload keys leave open is the built-in workload's.
     ``workload.samples`` sends each prompt as often, and ``workload.priorities`` ranks sessions.
     """
+    if scenario.workload.trace is None and scenario.workload.multi_turn is None:
+        scenario = spelled_out(scenario)
     samples = scenario.workload.samples
     source = _source_of_prompts(scenario)
     if samples > 1 and isinstance(source, Replay) and source.has_turns:
@@ -83,7 +74,9 @@ def _source_of_prompts(scenario: Scenario) -> Source:
         raise ScenarioError("workload.users: a closed loop has no request_rate; give one of the two")
     num_prompts = NUM_PROMPTS if w.num_prompts is None else w.num_prompts
     try:
-        conversations = _conversations(scenario)
+        if w.clients is not None:
+            return clients_of(scenario, w.clients)
+        conversations = conversations_of(scenario)
         if w.users is not None:
             return ClosedLoop(conversations, users=w.users, num_prompts=num_prompts)
         return OpenLoop(conversations, arrivals_of(w), num_prompts=num_prompts)
@@ -103,28 +96,3 @@ def _multi_turn(scenario: Scenario, file: str) -> Source:
         raise ScenarioError(
             f"workload.multi_turn: {error} (workload.users are clients, num_prompts requests)"
         ) from None
-
-
-def _conversations(scenario: Scenario) -> Conversations:
-    w, session = scenario.workload, scenario.session
-    return Conversations(
-        seed=scenario.seed,
-        prompt_tokens=_length("workload.prompt_tokens", w.prompt_tokens, PROMPT_TOKENS),
-        first_prompt_tokens=(
-            None
-            if w.first_prompt_tokens is None
-            else length_from(w.first_prompt_tokens, "workload.first_prompt_tokens")
-        ),
-        output_tokens=_length("workload.output_tokens", w.output_tokens, OUTPUT_TOKENS),
-        turns=_length("session.turns", session.turns, TURNS),
-        think_time=_think_time(session.think_time_s),
-        system_prompt_tokens=(SYSTEM_PROMPT_TOKENS if w.system_prompt_tokens is None else w.system_prompt_tokens),
-    )
-
-
-def _length(key: str, spec: LengthSpec | None, default: Length) -> Length:
-    return default if spec is None else length_from(spec, key)
-
-
-def _think_time(spec: float | dict[str, Any] | None) -> ThinkTime:
-    return THINK_TIME if spec is None else think_time_from(spec, "session.think_time_s")

@@ -299,10 +299,51 @@ def _traffic(pick: Pick, keys: Keys, short: bool) -> Keys:
     if source == "rate":
         rate = pick(1000.0, float("inf")) if short else pick(50.0, 1000.0, 0.5)
         chosen |= {"workload.request_rate": rate} | _rates(pick, rate)
+    if source == "rate" and pick("one stream", "one stream", "one stream", "clients") == "clients":
+        chosen = {key: value for key, value in chosen.items() if key not in BY_CLIENT} | {"workload.clients": CLIENTS}
+    elif source != "trace":
+        chosen |= _prefixes(pick)
     if keys["scheduler.policy"] == "vllm_v0" and samples > 1:
         chosen["scheduler.max_num_seqs"] = pick(256, 8, 3)
         chosen["scheduler.preemption_mode"] = pick("auto", "swap")
     return chosen
+
+
+BY_CLIENT = {
+    "workload.request_rate",
+    "workload.arrival_pattern",
+    "workload.burstiness",
+    "workload.cv",
+    "workload.ramp_up_strategy",
+    "workload.ramp_up_start_rps",
+    "workload.ramp_up_end_rps",
+    "workload.rescale_gaps",
+}
+CLIENTS = [
+    {"request_rate": 300.0, "prompt_tokens": 20, "system_prompt_tokens": 9},
+    {"request_rate": 90.0, "cv": 3.0, "output_tokens": 40, "think_time_s": 0.01},
+]
+
+
+def _prefixes(pick: Pick) -> Keys:
+    """Prefixes of groups; together with the longest prompts, three turns of them and answers still fit."""
+    how = pick("none", "none", "none", "one kind", "buckets", "shared_prefix", "prefix_repetition", "again")
+    if how == "one kind":
+        return {"workload.prefix_tokens": pick(16, uniform(40)), "workload.prefix_count": pick(None, 3)}
+    if how == "buckets":
+        big = {"prefix_tokens": 32, "bucket_weight": pick(2.0, 1.0)}
+        return {"workload.prefix_buckets": [big, {"prefix_tokens": 5, "prefix_count": 2}]}
+    if how == "again":
+        return {"workload.distinct_prompts": pick(4, 1)}
+    if how in ("shared_prefix", "prefix_repetition"):
+        alone = dict.fromkeys(("prompt_tokens", "first_prompt_tokens", "output_tokens", "system_prompt_tokens"))
+        sets = {
+            "shared_prefix": {"num_groups": 2, "num_prompts_per_group": pick(3, 1), "system_prompt_len": 40}
+            | {"question_len": 20, "output_len": 30},
+            "prefix_repetition": {"prefix_len": pick(64, 16), "suffix_len": 10, "num_prefixes": 3, "output_len": 25},
+        }
+        return {f"workload.{name}": value for name, value in (alone | {how: sets[how]}).items()} | {"session.turns": 1}
+    return {}
 
 
 def _gaps(pick: Pick) -> Keys:

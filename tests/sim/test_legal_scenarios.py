@@ -15,6 +15,8 @@ LEFT_OUT = {
     "schema_version": "has one value",
     "kv_cache.preset": "a name for other keys",
     "calibration.profile": "comes with a later release",
+    "workload.preset": "a name for other keys",
+    "workload.multi_turn": "a file that says what the other keys say",
     "workload.trace_format": "says what the file's columns say",
     "workload.trace_block_size": "concerns files with hash_ids",
     "workload.trace_jitter": "concerns files whose times are ticks",

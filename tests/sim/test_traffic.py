@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads.builtin import NUM_PROMPTS, builtin
 from hbmtwin.workloads.closed_loop import ClosedLoop
 from hbmtwin.workloads.open_loop import OpenLoop
-from hbmtwin.workloads.records import WorkloadError
+from hbmtwin.workloads.records import Request, WorkloadError
 from hbmtwin.workloads.replay import Replay
 from hbmtwin.workloads.traces import open_trace
 
@@ -210,3 +212,125 @@ def test_arrival_keys_have_no_effect_on_users_and_traces() -> None:
         assert notes(scenario(where, *keys)) == tuple(
             f"workload.{name} does not concern {said}" for name in ("cv", "rate_curve", "rescale_gaps")
         )
+
+
+# -- prefixes and clients ----------------------------------------------------------------------------------------------
+
+
+def opened(*overrides: str) -> list[Request]:
+    return list(source_of(scenario(*(f"workload.{setting}" for setting in overrides), "session.turns=1")).open())
+
+
+def test_prefixes_of_one_kind_and_of_several() -> None:
+    one = opened("prefix_tokens=64", "prefix_count=5")
+    assert {r.spans[1] for r in one} == {(f"prefix/{i}", 0, 64) for i in range(5)}
+    assert {r.spans[1] for r in opened("prefix_tokens=64")} == {("prefix/0", 0, 64)}
+    several = opened("prefix_buckets=[{prefix_tokens=10, bucket_weight=3}, {prefix_tokens=20, prefix_count=2}]")
+    counts = Counter(r.spans[1] for r in several)
+    assert counts.keys() == {("prefix/0", 0, 10), ("prefix/1", 0, 20), ("prefix/2", 0, 20)}
+    assert counts["prefix/0", 0, 10] / len(several) == pytest.approx(0.75, abs=0.05)
+
+
+def test_shared_prefix_in_the_words_of_inference_perf() -> None:
+    words = "{num_groups=4, num_prompts_per_group=5, system_prompt_len=100, question_len=30, output_len=7}"
+    requests = opened(f"shared_prefix={words}", "request_rate=inf")
+    assert len(requests) == 20  # every prompt once
+    assert {(r.prompt_tokens, r.output_tokens) for r in requests} == {(130, 7)}
+    assert len({r.spans for r in requests}) == 20
+    assert {r.spans[0] for r in requests} == {(f"prefix/{i}", 0, 100) for i in range(4)}
+    again = opened(f"shared_prefix={words}", "request_rate=inf", "num_prompts=50")
+    assert len({r.spans for r in again}) == 20
+
+
+def test_prefix_repetition_in_the_words_of_vllm() -> None:
+    words = "{prefix_len=256, suffix_len=40, num_prefixes=10, output_len=128}"
+    requests = opened(f"prefix_repetition={words}", "num_prompts=500")
+    assert {(r.prompt_tokens, r.output_tokens) for r in requests} == {(296, 128)}
+    assert len({r.spans for r in requests}) == 500
+    counts = Counter(r.spans[0] for r in requests)
+    assert counts.keys() == {(f"prefix/{i}", 0, 256) for i in range(10)}
+    assert (min(counts.values()), max(counts.values())) == (pytest.approx(50, abs=20), pytest.approx(50, abs=20))
+
+
+CLIENTS = (
+    "clients=[{request_rate=9, prompt_tokens=11, system_prompt_tokens=5, turns=2, think_time_s=1},"
+    "{request_rate=1, cv=4, output_tokens=3}]"
+)
+
+
+def test_clients_have_what_they_say_and_else_what_all_have() -> None:
+    requests = opened(CLIENTS, "prompt_tokens=22", "output_tokens=33", "system_prompt_tokens=4", "num_prompts=3000")
+    assert {(r.tenant, r.prompt_tokens, r.output_tokens) for r in requests} == {(0, 20, 33), (1, 26, 3)}
+    assert {r.spans[:-1] for r in requests if r.tenant == 0} == {(("system", 0, 4), ("tenant/0", 0, 5))}
+    assert {r.has_next for r in requests if r.tenant == 1} == {False}
+    assert {r.has_next for r in requests[:-1] if r.tenant == 0} == {True}
+    assert sum(r.tenant == 0 for r in requests) / len(requests) == pytest.approx(0.9, abs=0.08)  # 170 arrivals at a CV of 4
+
+
+def test_a_rate_curve_is_that_of_all_clients() -> None:
+    requests = opened(CLIENTS, "rate_curve=[[0, 1], [5, 1], [5, 0], [10, 0]]")
+    assert {r.arrival_ns // 10**9 % 10 < 5 or r.arrival_ns % 10**10 == 5 * 10**9 for r in requests} == {True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["prefix_count=3"], "prefix_count: say how long prefixes are, workload.prefix_tokens"),
+        (["prefix_tokens=3", "prefix_buckets=[{prefix_tokens=3}]"], "prefix_buckets: they say prefix_tokens and"),
+        (["prefix_tokens={distribution='fixed'}"], "prefix_tokens: fixed needs 'value'"),
+        (["prefix_buckets=[]"], "prefix_buckets: give one bucket of prefixes or more"),
+        (
+            ["prefix_buckets=[{prefix_tokens={distribution='fixed'}}]"],
+            "prefix_buckets: 0.prefix_tokens: fixed needs 'value'",
+        ),
+        (
+            ["prefix_repetition={prefix_len=2,suffix_len=4,num_prefixes=1,output_len=1}", "prompt_tokens=3"],
+            "prefix_repetition: it says workload.prompt_tokens by itself; give one of the two",
+        ),
+        ([CLIENTS, "request_rate=3"], "clients: each has a request_rate of its own; leave workload.request_rate out"),
+        ([CLIENTS, "users=3"], "clients: each has a request_rate of its own; leave workload.users out"),
+        ([CLIENTS, "rescale_gaps=true"], "clients: each has a request_rate of its own; leave workload.rescale_gaps"),
+        (["clients=[]"], "give one client or more"),
+        (["clients=[{request_rate=1},{request_rate=1,cv=99}]"], "clients.1.cv: cv of gamma gaps is from 0 to 10"),
+        (["clients=[{request_rate=1,turns={}}]"], "clients.0.turns: the table needs a distribution"),
+    ],
+)
+def test_prefixes_and_clients_that_contradict_are_refused(settings: list[str], said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        opened(*settings)
+    assert str(error.value).removeprefix("workload.").startswith(said)
+
+
+def test_sets_of_prompts_have_one_turn_and_one_name() -> None:
+    sets = [
+        "workload.prefix_repetition={prefix_len=2,suffix_len=4,num_prefixes=1,output_len=1}",
+        "workload.shared_prefix={num_groups=1,num_prompts_per_group=1,system_prompt_len=1,question_len=1,output_len=1}",
+    ]
+    with pytest.raises(ScenarioError, match=r"^workload\.prefix_repetition: its sessions have one turn; leave session"):
+        source_of(scenario(sets[0], "session.turns=2"))
+    with pytest.raises(ScenarioError, match=r"^workload\.shared_prefix: workload\.prefix_repetition says other prompt"):
+        source_of(scenario(*sets))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("clients=[{request_rate=1, burstines=2}]", r"workload\.clients\.0\.burstines: unknown key"),
+        ("clients=[{cv=1}]", r"workload\.clients\.0\.request_rate: field required"),
+        ("shared_prefix={num_groups=0}", r"workload\.shared_prefix\.num_groups: input should be greater than"),
+    ],
+)
+def test_a_bad_table_of_a_client_or_a_set_is_told_with_its_path(setting: str, said: str) -> None:
+    with pytest.raises(ScenarioError, match=said):
+        scenario(f"workload.{setting}")
+
+
+def test_clients_and_sets_are_saved_and_read_back() -> None:
+    s = scenario(f"workload.{CLIENTS}", "workload.prefix_buckets=[{prefix_tokens={distribution='zipf',alpha=1,max=9}}]")
+    keys = tomllib.loads(s.to_toml())
+    assert Scenario.of({f"workload.{k}": v for k, v in keys["workload"].items()}).workload == s.workload
+
+
+def test_what_clients_say_themselves_is_noted() -> None:
+    said = "is said by each of workload.clients"
+    assert notes(scenario(f"workload.{CLIENTS}", "workload.cv=2")) == (f"workload.cv {said}",)
