@@ -54,8 +54,8 @@ GENERATOR_KEYS = (
     "prefix_repetition",
     "clients",
 )
-"""Of ``[workload]``: a trace has its own."""
-TRACE_KEYS = ("time_scale", "trace_format", "trace_block_size", "trace_jitter", "skip_bad_lines", "keep_failed")
+"""Of ``[workload]``: a trace, or a model, has its own."""
+TRACE_KEYS = ("trace_format", "trace_block_size", "trace_jitter", "skip_bad_lines", "keep_failed")
 """Of ``[workload]``: they concern a trace."""
 
 
@@ -111,11 +111,17 @@ def _workload(scenario: Scenario, name: str) -> str | None:
         heeds = scheduler.policy == "vllm" and scheduler.scheduling_policy == "priority"
         return None if heeds else "has an effect with scheduler.scheduling_policy = 'priority' only"
     if scenario.workload.trace is not None:
-        return "does not concern a trace" if name in (*GENERATOR_KEYS, "multi_turn") else None
-    if scenario.workload.multi_turn is not None and name in GENERATOR_KEYS and name not in ("users", "request_rate"):
-        return "is said by workload.multi_turn"
+        return "does not concern a trace" if name in (*GENERATOR_KEYS, "multi_turn", "rate_scale") else None
     if name in TRACE_KEYS:
         return "concerns a trace only"
+    if scenario.workload.model is not None:
+        return "is said by workload.model" if name in GENERATOR_KEYS else None
+    if name == "rate_scale":
+        return "concerns a model only"
+    if name == "time_scale":
+        return "concerns a trace or a model only"
+    if scenario.workload.multi_turn is not None and name in GENERATOR_KEYS and name not in ("users", "request_rate"):
+        return "is said by workload.multi_turn"
     if name in ("arrival_pattern", "burstiness", "cv") and scenario.workload.clients is not None:
         return "is said by each of workload.clients"
     if name in GAP_KEYS and scenario.workload.users is not None:
@@ -126,8 +132,9 @@ def _workload(scenario: Scenario, name: str) -> str | None:
 def _session(scenario: Scenario, name: str) -> str | None:
     if scenario.workload.trace is not None and name in ("turns", "think_time_s"):
         return "does not concern a trace"
-    if scenario.workload.multi_turn is not None and name in ("turns", "think_time_s"):
-        return "is said by workload.multi_turn"
+    for key in ("model", "multi_turn"):
+        if getattr(scenario.workload, key) is not None and name in ("turns", "think_time_s"):
+            return f"is said by workload.{key}"
     return None
 
 

@@ -301,11 +301,12 @@ def _check_samples(scenario: Scenario) -> None:
     if samples == 1:
         return
     why = f"workload.samples: {samples} answers to a prompt leave no one answer to go on with; "
-    if w.trace is None and w.multi_turn is not None:
+    recorded = w.trace is not None or w.model is not None
+    if not recorded and w.multi_turn is not None:
         raise ScenarioError(f"{why}leave workload.multi_turn out, or samples = 1")
-    if w.trace is None and w.users is not None:
+    if not recorded and w.users is not None:
         raise ScenarioError(f"{why}give workload.request_rate instead of workload.users, or samples = 1")
-    if w.trace is None and scenario.session.turns != 1:
+    if not recorded and scenario.session.turns != 1:
         raise ScenarioError(f"{why}set session.turns = 1, or samples = 1")
     if scenario.session.between_turns == "keep":
         raise ScenarioError(f"{why}set session.between_turns = 'drop', or samples = 1")

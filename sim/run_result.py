@@ -63,7 +63,7 @@ def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
             "seed": scenario.seed,
             "version": version("hbmtwin"),
             "notes": [
-                *trace_notes(source),
+                *trace_notes(scenario, source),
                 *legality.notes(scenario),
                 *device_notes(scenario, plan.device),
                 *pipeline_notes(scenario, plan.budget),

@@ -74,7 +74,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """The four names of the brief, as the keys that they set. All are capped at the same usable bytes."""
 
-FILES = ("workload.trace", "workload.multi_turn")
+FILES = ("workload.trace", "workload.model", "workload.multi_turn")
 """Keys that name files of traffic."""
 
 _GOVERNED = frozenset(key for preset in PRESETS.values() for key in preset)

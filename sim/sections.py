@@ -268,6 +268,10 @@ class WorkloadSection(Section):
     )
     skip_bad_lines: bool = Field(False, description="leave out and count lines of the trace that are no request")
     keep_failed: bool = Field(False, description="send calls that failed in the trace too, each for one token")
+    model: str | None = Field(
+        None, min_length=1, description="learned model to draw requests from, as `hbmtwin workload learn` writes it"
+    )
+    rate_scale: float = Field(1.0, gt=0, le=1e6, description="factor on the rates of a model")
     multi_turn: str | None = Field(
         None,
         min_length=1,

@@ -1,4 +1,4 @@
-"""The traffic of a scenario: a trace, users in a closed loop, arrivals in an open one, or the built-in workload."""
+"""The traffic of a scenario: a trace, a learned model, users in a closed loop, arrivals in an open one, or built in."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hbmtwin.sim.prompts import clients_of, conversations_of, spelled_out
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.workloads.builtin import NUM_PROMPTS
 from hbmtwin.workloads.closed_loop import ClosedLoop
+from hbmtwin.workloads.model_source import open_model
 from hbmtwin.workloads.multi_turn import MultiTurn, read_multi_turn
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.priorities import Priorities
@@ -22,19 +23,20 @@ from hbmtwin.workloads.traces import open_trace
 def source_of(scenario: Scenario) -> Source:
     """Build a scenario's traffic. Raise ScenarioError for its settings, WorkloadError for a bad file.
 
-    ``workload.trace`` wins, then ``workload.multi_turn``, then ``workload.clients``; else ``workload.users`` makes a
-    closed loop and ``workload.request_rate`` an open one; with none of them the built-in workload runs. What the
-    workload keys leave open is the built-in workload's.
+    ``workload.trace`` wins, then ``workload.multi_turn``, then ``workload.clients``, and ``workload.model`` stands
+    beside neither of the first two; else ``workload.users`` makes a closed loop and ``workload.request_rate`` an open
+    one; with none of them the built-in workload runs. What the workload keys leave open is the built-in workload's.
     ``workload.samples`` sends each prompt as often, and ``workload.priorities`` ranks sessions.
     """
-    if scenario.workload.trace is None and scenario.workload.multi_turn is None:
+    if all(part is None for part in (scenario.workload.trace, scenario.workload.model, scenario.workload.multi_turn)):
         scenario = spelled_out(scenario)
     samples = scenario.workload.samples
     source = _source_of_prompts(scenario)
     if samples > 1 and isinstance(source, Replay) and source.has_turns:
         raise ScenarioError(
-            f"workload.samples: sessions of {scenario.workload.trace} have several turns, and {samples} answers to a "
-            "prompt leave no one answer to go on with; take a trace of single requests, or samples = 1"
+            f"workload.samples: sessions of {scenario.workload.trace or scenario.workload.model} have several turns, "
+            f"and {samples} answers to a prompt leave no one answer to go on with; take a trace of single requests, or "
+            "samples = 1"
         )
     if (weights := scenario.workload.priorities) is not None:
         try:
@@ -44,15 +46,19 @@ def source_of(scenario: Scenario) -> Source:
     return Samples(source, samples) if samples > 1 else source
 
 
-def trace_notes(source: Source) -> tuple[str, ...]:
-    """What a run has to tell of the trace behind its traffic, a sentence each; nothing without one."""
+def trace_notes(scenario: Scenario, source: Source) -> tuple[str, ...]:
+    """What a run has to tell of the trace or model behind its traffic, a sentence each; nothing without one."""
     while isinstance(source, Priorities | Samples):
         source = source.source
-    return tuple(f"workload.trace: {note}" for note in source.notes) if isinstance(source, Replay) else ()
+    key = "workload.trace" if scenario.workload.model is None else "workload.model"
+    return tuple(f"{key}: {note}" for note in source.notes) if isinstance(source, Replay) else ()
 
 
 def _source_of_prompts(scenario: Scenario) -> Source:
     w = scenario.workload
+    if w.model is not None and (w.trace is not None or w.multi_turn is not None):
+        other = "multi_turn" if w.trace is None else "trace"
+        raise ScenarioError(f"workload.model: workload.{other} says who asks for what as well; give one of the two")
     if w.trace is not None:
         try:
             return open_trace(
@@ -68,6 +74,17 @@ def _source_of_prompts(scenario: Scenario) -> Source:
             )
         except WorkloadError as error:
             raise WorkloadError(f"workload.trace: {error}") from None
+    if w.model is not None:
+        try:
+            return open_model(
+                w.model,
+                seed=scenario.seed,
+                num_prompts=w.num_prompts,
+                rate_scale=w.rate_scale,
+                time_scale=w.time_scale,
+            )
+        except WorkloadError as error:
+            raise WorkloadError(f"workload.model: {error}") from None
     if w.multi_turn is not None:
         return _multi_turn(scenario, w.multi_turn)
     if w.users is not None and w.request_rate is not None:

@@ -21,7 +21,7 @@ from hbmtwin.workloads.records import Request, Source, Status
 
 PRESET = "workload.preset"
 _RATE, _CURVE = "workload.request_rate", "workload.rate_curve"
-WHOLE = ("workload.trace", "workload.multi_turn")
+WHOLE = ("workload.trace", "workload.model", "workload.multi_turn")
 """Keys that say by themselves who asks for what."""
 _LOOKED_AT = 1000
 """Requests of a preset that are held against the context: what a run of a minute has, in milliseconds."""
