@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hbmtwin.api import Scenario
+from hbmtwin.api import Scenario, workload_preset, workload_presets
+from hbmtwin.cli import bench_words
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads.builtin import (
     BURSTS,
@@ -82,3 +83,19 @@ def test_every_named_form_is_one(table: str) -> None:
     assert source_of(Scenario.load(overrides=[table])).total_requests == NUM_PROMPTS
     for word in re.findall(r'(\w+)=(?!\{)|="(\w+)"', table):
         assert re.search(rf"`{word[0] or word[1]}`", PAGE), word
+
+
+def test_every_workload_with_a_name_is_in_the_table_with_its_rate_and_whose_it_is() -> None:
+    rows = {cells[0].strip(" `"): cells for cells in (line.split("|")[1:-1] for line in PAGE.splitlines()) if cells}
+    for name in workload_presets():
+        preset = workload_preset(name)
+        rate = preset.keys["workload.request_rate"]
+        said = rows[name][1].strip()
+        assert said.startswith("all at once" if rate == float("inf") else f"{rate:g}"), name
+        assert ("(assumed)" in said) == preset.sources["workload.request_rate"].endswith("(confidence L)"), name
+        assert re.split(r" \(|, ", preset.credit)[0] in " ".join(PAGE.split()), name
+
+
+def test_every_benchmark_word_is_on_the_page() -> None:
+    words = {*bench_words.KEYS, *bench_words.RANDOM, "--dataset-name", "--dataset-path", "--goodput"}
+    assert {word for word in words if f"`{word}" not in PAGE} == set()
