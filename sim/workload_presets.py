@@ -4,9 +4,9 @@
 
     defaults  <  workload.preset  <  file  <  --set
 
-A key is given where the file or the command line has it, also with its default. Who gives users, a ramp, or all
-requests at once has said when they arrive, so the preset's keys that would contradict it are left out. A saved scenario
-names the preset and leaves out what it says, so that another preset may still be set over it.
+A key is given where the file or the command line has it, also with its default. Who gives users, clients, a ramp, or
+all requests at once has said when they arrive, so the preset's keys that would contradict it are left out. A saved
+scenario names the preset and leaves out what it says, so that another preset may still be set over it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hbmtwin.workloads.records import Request, Source, Status
 
 PRESET = "workload.preset"
 _RATE, _CURVE = "workload.request_rate", "workload.rate_curve"
-WHOLE = ("workload.trace", "workload.model", "workload.multi_turn")
+WHOLE = tuple(f"workload.{key}" for key in ("trace", "model", "multi_turn", "shared_prefix", "prefix_repetition"))
 """Keys that say by themselves who asks for what."""
 _LOOKED_AT = 1000
 """Requests of a preset that are held against the context: what a run of a minute has, in milliseconds."""
@@ -40,7 +40,7 @@ def with_workload_preset(keys: Mapping[str, Any]) -> dict[str, Any]:
         if keys.get(key) is not None:
             raise CatalogError(f"{key} says by itself who asks for what; give one of the two")
     left_out: tuple[str, ...] = ()
-    if keys.get("workload.users") is not None or keys.get("workload.ramp_up_strategy") is not None:
+    if any(keys.get(f"workload.{key}") is not None for key in ("users", "clients", "ramp_up_strategy")):
         left_out = (_RATE, _CURVE)
     elif keys.get(_RATE) == inf or keys.get("workload.rescale_gaps"):
         left_out = (_CURVE,)

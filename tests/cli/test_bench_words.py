@@ -73,6 +73,23 @@ def test_data_sets_with_files_are_traces() -> None:
     assert scenario_of("--dataset-name sharegpt").workload.preset == "sharegpt"
 
 
+def test_prefix_repetition(shell: Shell) -> None:
+    w = scenario_of("--dataset-name prefix_repetition --prefix-repetition-num-prefixes 5").workload
+    assert w.prefix_repetition is not None
+    assert w.prefix_repetition.model_dump() == {
+        "prefix_len": 256,
+        "suffix_len": 256,
+        "num_prefixes": 5,
+        "output_len": 128,
+    }
+    lengths = "--prefix-repetition-prefix-len 256 --prefix-repetition-suffix-len 100 --prefix-repetition-output-len 4"
+    line = f"--dataset-name prefix_repetition {lengths} --num-prompts 40 --request-rate 1 --json"
+    out = json.loads(shell("run", *line.split(), "--set", "kv_cache.enable_prefix_caching=true").out)
+    assert out["requests_completed"] == 40
+    # Ten prefixes of two blocks of 128: all but the first request of each find theirs.
+    assert 30 * 256 <= out["prefix_cache"]["hits"] < 40 * 256
+
+
 def test_the_multi_turn_benchmark() -> None:
     w = scenario_of(
         "--input-file g.json --num-clients 4 --max-num-requests 20 --request-rate 0 --url http://x"

@@ -206,6 +206,7 @@ def test_users_of_a_closed_loop_take_the_place_of_the_presets_arrivals() -> None
     [
         ["workload.request_rate=inf"],
         ["workload.rescale_gaps=true"],
+        ["workload.clients=[{request_rate=2}, {request_rate=0.5, cv=3}]"],
         ["workload.ramp_up_strategy=linear", "workload.ramp_up_start_rps=1", "workload.ramp_up_end_rps=4"],
     ],
 )
@@ -234,6 +235,10 @@ def test_a_saved_scenario_reads_back_and_takes_another_preset(name: str, tmp_pat
         (
             ["workload.preset=rag", "workload.trace=a.csv"],
             "workload.preset: workload.trace says by itself who asks for what; give one of the two",
+        ),
+        (
+            ["workload.preset=rag", "workload.prefix_repetition={prefix_len=1}"],
+            "workload.preset: workload.prefix_repetition says by itself who asks for what",
         ),
         (["workload.preset=3"], "workload.preset: input should be a valid string, not 3"),
     ],
