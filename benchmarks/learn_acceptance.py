@@ -32,6 +32,7 @@ from hbmtwin.workloads.lengths import Length
 from hbmtwin.workloads.measured import measured
 from hbmtwin.workloads.model import TrafficModel
 from hbmtwin.workloads.model_traffic import ModelTraffic
+from hbmtwin.workloads.mooncake import MOONCAKE_BLOCK_SIZE
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.records import Request
 from hbmtwin.workloads.servegen import read_servegen
@@ -92,7 +93,11 @@ def cases(traces: Path, hours: float) -> Iterator[tuple[str, Description, Traffi
     yield "azure", azure, learn(open_trace(traces / AZURE).recorded(), source=AZURE)
     yield "poisson", azure, None
     requests = open_trace(traces / MOONCAKE, jitter=True).recorded
-    yield "mooncake", describe(requests()), learn(requests(), source=MOONCAKE)
+    yield (
+        "mooncake",
+        describe(requests(), block_size=MOONCAKE_BLOCK_SIZE),
+        learn(requests(), source=MOONCAKE, block_size=MOONCAKE_BLOCK_SIZE),
+    )
     day = describe(upstream_rule(traces / SERVEGEN, hours * 3600, 1))
     yield "servegen", day, read_servegen(traces / SERVEGEN)
     yield "relearned", day, learn(upstream_rule(traces / SERVEGEN, hours * 3600, 1), source=SERVEGEN)
@@ -119,7 +124,7 @@ def main() -> int:
                 if model is None
                 else ModelTraffic(model, seed=seed, duration_s=duration_s).requests()
             )
-            rows.append(figures(trace, describe(made)))
+            rows.append(figures(trace, describe(made, block_size=MOONCAKE_BLOCK_SIZE)))
         print(f"\n{name}: {trace.requests:,} requests, {options.seeds} seeds, {time.monotonic() - begin:.0f} s")
         print(f"{'figure':<26}{'trace':>12}{'least':>12}{'greatest':>12}{'worst':>10}{'allowed':>10}  fails")
         for column in zip(*rows, strict=True):

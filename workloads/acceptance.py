@@ -39,11 +39,9 @@ class Figure:
 
     @property
     def deviation(self) -> float:
-        """How far off the generated traffic is, in the unit of *allowed*."""
+        """How far off the generated traffic is, in the unit of *allowed*; of a figure of 0 by the difference itself."""
         difference = self.generated - self.trace
-        if not self.relative:
-            return difference
-        return difference / self.trace if self.trace else (0.0 if not difference else float("inf"))
+        return difference / self.trace if self.relative and self.trace else difference
 
     @property
     def holds(self) -> bool:

@@ -20,15 +20,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from hbmtwin.workloads import inverse
+from hbmtwin.workloads.describe import BLOCK_SIZE
 from hbmtwin.workloads.draws import FloatArray, IntArray
 from hbmtwin.workloads.gaps import burstiness_of
 from hbmtwin.workloads.learn_sharing import SharingMeter
 from hbmtwin.workloads.measured import Measured, measured
-from hbmtwin.workloads.model import Client, Family, LengthWindow, TrafficModel, Window
+from hbmtwin.workloads.model import MAX_RATE, Client, Family, LengthWindow, TrafficModel, Window
 from hbmtwin.workloads.records import Request, WorkloadError
 
 WINDOW_S = 300.0
-BLOCK_SIZE = 512
 _LEAST_GAPS = 10
 """Gaps from which a window has a CV of its own; below, it takes that of the client's others."""
 _DEPENDENT = 0.1
@@ -85,6 +85,24 @@ def learn(
         _client(id, seen[tenant], first_ns, span_ns, window_s, notes) for id, tenant in enumerate(sorted(seen))
     )
     return TrafficModel(source, span_ns / 1e9, window_s, clients, notes=tuple(notes))
+
+
+def learn_lengths(pairs: Iterable[tuple[int, int]], *, request_rate: float, source: str = "") -> TrafficModel:
+    """The model of prompt and output lengths without times: Poisson arrivals at *request_rate* a second, of as many
+    requests as there are pairs. Raise WorkloadError where there are none, or on a bad rate."""
+    if not 0 < request_rate <= MAX_RATE:
+        raise WorkloadError(f"request_rate is above 0 and up to 1e6 a second, not {request_rate}")
+    prompts, outputs = array("q"), array("q")
+    for prompt, output in pairs:
+        prompts.append(prompt)
+        outputs.append(output)
+    if not prompts:
+        raise WorkloadError("there are no lengths to learn from")
+    span_s = len(prompts) / request_rate
+    lengths = _lengths(np.frombuffer(prompts, dtype=np.int64), np.frombuffer(outputs, dtype=np.int64))
+    client = Client(0, (Window(0.0, request_rate, "gamma", 1.0),), (lengths,))
+    note = f"the trace has no times: arrivals are Poisson's, at {request_rate:g} a second"
+    return TrafficModel(source, span_s, span_s, (client,), notes=(note,))
 
 
 def _client(id: int, seen: _Seen, first_ns: int, span_ns: int, window_s: float, notes: list[str]) -> Client:

@@ -70,7 +70,7 @@ def open_trace(
     if not reader.has_times and reader.format is not None:
         raise TimelessTrace(
             f"{path}: {reader.format.title} with lengths and no times, so it cannot be replayed; add a column "
-            f"{reader.format.time!r}, or learn from it with `hbmtwin workload learn`"
+            f"{reader.format.time!r}, or learn from it: hbmtwin workload learn --request-rate"
         )
     replay.notes = reader.notes()
     if reader.format is not None and reader.format.block_size:

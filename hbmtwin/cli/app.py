@@ -18,6 +18,7 @@ from hbmtwin.cli.process import Terminated, open_closed_streams, sigterm_raises
 from hbmtwin.cli.simulate import compare, run
 from hbmtwin.cli.start import catalog, init
 from hbmtwin.cli.workload import workload_app
+from hbmtwin.cli.workload_model import generate, learn
 
 app = typer.Typer(
     name="hbmtwin",
@@ -37,6 +38,8 @@ validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args
 app.add_typer(validate_app, name="validate")
 validate_app.command("allocator")(validate_allocator)
 app.add_typer(workload_app, name="workload")
+workload_app.command()(learn)
+workload_app.command()(generate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,106 @@
+"""``hbmtwin workload learn`` and ``generate``: what they write, what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Shell = Callable[..., Any]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Ten minutes, a request every other second, and twice as many in the second half."""
+    times = [*range(0, 300, 2), *range(300, 601)]
+    rows = [f"{time},{100 + time % 50},{10 + time % 7}" for time in times]
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_a_trace_becomes_a_model_and_the_model_traffic(shell: Shell, trace: Path) -> None:
+    answer = shell("workload", "learn", trace, "--out", "model.toml")
+    assert answer.code == 0, answer.err
+    assert "trace.csv: 1 client, 0.7517 requests a second over 600 s" in answer.out
+    assert "request rate /s" in answer.out
+    assert answer.out.rstrip().endswith("wrote model.toml")
+
+    answer = shell("workload", "generate", "model.toml", "--out", "made.csv")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("wrote made.csv: 451 requests in ")
+    assert len(Path("made.csv").read_text().splitlines()) == 452
+    again = shell("workload", "generate", "model.toml", "--out", "again.csv")
+    assert again.code == 0
+    assert Path("again.csv").read_bytes() == Path("made.csv").read_bytes()
+
+
+def test_generated_traffic_is_as_long_and_dense_as_asked(shell: Shell, trace: Path) -> None:
+    shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
+
+    def made(*options: str) -> Any:
+        answer = shell("workload", "generate", "model.toml", "--out", "made.jsonl", "--json", *options)
+        assert answer.code == 0, answer.err
+        return json.loads(answer.out)
+
+    assert made("--num-prompts", "1000")["requests"] == 1000
+    assert made("--duration", "300")["requests"] == 150
+    assert made("--duration", "300", "--rate-scale", "3")["requests"] == 450
+    assert made("--format", "mooncake", "--num-prompts", "3")["requests"] == 3
+    line = json.loads(Path("made.jsonl").read_text().splitlines()[0])
+    assert list(line) == ["timestamp", "input_length", "output_length", "hash_ids"]
+
+
+def test_json_has_the_figures(shell: Shell, trace: Path) -> None:
+    answer = shell("workload", "learn", trace, "--out", "model.toml", "--json")
+    found = json.loads(answer.out)
+    assert found["written"] == "model.toml"
+    assert found["clients"] == 1
+    assert found["figures"][0] == pytest.approx(
+        {
+            "figure": "request rate /s",
+            "trace": 451 / 600,
+            "generated": found["figures"][0]["generated"],
+            "deviation": found["figures"][0]["deviation"],
+            "allowed": 0.02,
+            "relative": True,
+            "holds": True,
+        }
+    )
+
+
+def test_lengths_without_times_need_a_rate(shell: Shell, tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n10,5,15,2\n20,5,25,4\n")
+    answer = shell("workload", "learn", lengths, "--out", "model.toml")
+    assert (answer.code, answer.out) == (1, "")
+    assert "say with --request-rate how many requests a second arrive" in answer.err
+    answer = shell("workload", "learn", lengths, "--out", "model.toml", "--request-rate", "4")
+    assert answer.code == 0
+    assert "note: the trace has no times: arrivals are Poisson's, at 4 a second" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["learn", "no.csv", "--out", "m.toml"], "no.csv: no such file"),
+        (["learn", "trace.csv", "--out", "m.toml", "--request-rate", "4"], "has times of its own"),
+        (["generate", "no.toml", "--out", "x.csv"], "no.toml: no such file"),
+        (["generate", "trace.csv", "--out", "x.csv"], "this is no TOML"),
+        (["generate", "model.toml", "--out", "x.txt"], "let its name end in .csv, .jsonl or .parquet"),
+        (["generate", "model.toml", "--out", "x.csv", "--clients", "2"], "has 1 clients that send something"),
+        (["generate", "model.toml", "--out", "x.csv", "--rate-scale", "0"], "a rate scale is above 0"),
+        (["generate", "model.toml", "--out", "x.csv", "--duration", "-1"], "a duration is above 0"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(shell: Shell, trace: Path, arguments: list[str], said: str) -> None:
+    shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
+    answer = shell("workload", *arguments)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+    assert said in answer.err
+    assert not any(name.name.startswith("x.") for name in Path().iterdir())
