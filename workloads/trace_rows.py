@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from hbmtwin.workloads.lengths import MAX_TOKENS
 from hbmtwin.workloads.records import Span
 
+_SECOND_NS = 10**9
 _LATEST_S = 2**33
 """The year 2242 in Unix time; later is milliseconds, and past 64 bits of nanoseconds."""
 
@@ -65,6 +66,13 @@ def seconds_ns(value: Any) -> int:
 
     Raise ValueError that says what is needed when it is no number, not finite, negative or too large.
     """
+    if type(value) is str:
+        # Nearly all times look so, and whole numbers are four times as fast as Decimal.
+        full, _, part = value.partition(".")
+        if full.isdecimal() and len(full) <= 10 and len(part) < 10 and (part.isdecimal() or not part):
+            ns = int(full) * _SECOND_NS + int(part.ljust(9, "0"))
+            if ns <= _LATEST_S * _SECOND_NS:
+                return ns
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
             raise InvalidOperation

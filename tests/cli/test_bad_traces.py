@@ -312,23 +312,19 @@ VALUES = st.recursive(
 )
 KEYS = st.sampled_from(
     [
-        "timestamp",
-        "input_length",
-        "output_length",
-        "hash_ids",
-        "chat_id",
-        "parent_chat_id",
-        "id",
-        "t",
-        "in",
-        "out",
-        "arrival_s",
-        "prompt_tokens",
-        "output_tokens",
-        "session",
-        "turn",
-        "tenant",
-        "spans",
+        *(
+            "timestamp",
+            "input_length",
+            "output_length",
+            "hash_ids",
+            "chat_id",
+            "parent_chat_id",
+            "id",
+            "t",
+            "in",
+            "out",
+        ),
+        *("arrival_s", "prompt_tokens", "output_tokens", "session", "turn", "tenant", "spans"),
     ]
 )
 JSON_LINES = st.dictionaries(KEYS, VALUES, max_size=8).map(lambda record: json.dumps(record) + "\n")

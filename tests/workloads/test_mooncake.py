@@ -105,6 +105,23 @@ def rows_at(times_s: list[int]) -> list[Row]:
     return [Row(line, time_s * 10**9, line, 1) for line, time_s in enumerate(times_s, 1)]
 
 
+def assert_spread(rows: list[Row], moved: list[Row]) -> None:
+    """Each in its own tick, 3 s long at most, and in the file's order."""
+    assert [row.line for row in moved] == [row.line for row in rows]
+    assert all(a.time_ns <= b.time_ns for a, b in pairwise(moved))
+    starts = {row.time_ns for row in rows}
+    for old, new in zip(rows, moved, strict=True):
+        end_ns = min([old.time_ns + 3 * 10**9, *(start for start in starts if start > old.time_ns)])
+        assert old.time_ns <= new.time_ns < end_ns
+
+
+@pytest.mark.parametrize("wrong_s", [[0.5, 0.2, 3.1], [0.5, 0.7, 2.9], [0.5, 3.1, 3.2], [0.5, 0.7, 6.5]])
+def test_a_spread_that_leaves_its_tick_or_its_order_would_be_caught(wrong_s: list[float]) -> None:
+    rows = rows_at([0, 0, 3])
+    with pytest.raises(AssertionError):
+        assert_spread(rows, [r._replace(time_ns=round(s * 1e9)) for r, s in zip(rows, wrong_s, strict=True)])
+
+
 @given(gaps=st.lists(st.sampled_from([0, 0, 0, 1, 3, 9]), max_size=40), seed=st.integers(0, 5))
 def test_spread_requests_stay_in_their_tick_and_in_order(gaps: list[int], seed: int) -> None:
     times, now = [], 0
@@ -113,13 +130,7 @@ def test_spread_requests_stay_in_their_tick_and_in_order(gaps: list[int], seed: 
         times.append(now)
     rows = rows_at(times)
     moved = list(spread(rows, 3 * 10**9, seed))
-    assert [row.line for row in moved] == [row.line for row in rows]
-    assert all(a.time_ns <= b.time_ns for a, b in pairwise(moved))
-    starts = sorted(set(times))
-    for old, new in zip(rows, moved, strict=True):
-        later = [s for s in starts if s * 10**9 > old.time_ns]
-        end_ns = min([old.time_ns + 3 * 10**9, *(s * 10**9 for s in later)])
-        assert old.time_ns <= new.time_ns < end_ns
+    assert_spread(rows, moved)
     assert moved == list(spread(rows, 3 * 10**9, seed))
 
 

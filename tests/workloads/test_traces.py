@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import tracemalloc
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,19 @@ def test_bad_settings_are_refused(tmp_path: Path, settings: dict[str, float], me
 @given(ns=st.integers(0, 2**33 * 10**9))
 def test_decimal_seconds_are_exact_to_the_nanosecond(ns: int) -> None:
     assert seconds_ns(f"{ns // 10**9}.{ns % 10**9:09d}") == ns
+
+
+@given(text=st.from_regex(r"[0-9]{0,11}(\.[0-9]{0,12})?", fullmatch=True))
+def test_seconds_are_what_decimal_says(text: str) -> None:
+    try:
+        seconds = Decimal(text)
+    except InvalidOperation:
+        seconds = Decimal(-1)
+    if 0 <= seconds <= 2**33:
+        assert seconds_ns(text) == round(seconds * 10**9)
+    else:
+        with pytest.raises(ValueError, match="it must be"):
+            seconds_ns(text)
 
 
 @given(moment=st.datetimes(), digits=st.integers(0, 9_999_999))

@@ -88,6 +88,16 @@ def test_any_requests_come_back_as_they_were(
     assert list(open_trace(path).recorded()) == since_first(made)
 
 
+def test_times_as_floats_would_be_caught(tmp_path: Path) -> None:
+    """A planted fault: seconds through a float lose the nanosecond after 104 days."""
+    late = [TWO[0], TWO[1]._replace(arrival_ns=10**17 + 1)]
+    write_trace(late, tmp_path / "out.jsonl")
+    assert list(open_trace(tmp_path / "out.jsonl").recorded()) == since_first(late)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    (tmp_path / "floats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert list(open_trace(tmp_path / "floats.jsonl").recorded()) != since_first(late)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_requests_same_bytes(tmp_path: Path, kind: str) -> None:
     write_trace(TWO, tmp_path / kind)
