@@ -3,7 +3,7 @@
 ::
 
     vidur      num_prefill_tokens  num_decode_tokens   arrived_at (s)      its lengths were filtered to a sum of 4,096
-    sharegpt   input_tokens        output_tokens       arrival_s           samples of ShareGPT, counted by a tokenizer
+    lengths    input_tokens        output_tokens       arrival_s           samples of ShareGPT, counted by a tokenizer
     served     input_toks          output_toks         arrival_time (s)    a benchmark's log of what it sent
     custom     prompt_tokens       output_tokens       none                vLLM's ``--dataset-name custom``, see below
 
@@ -44,8 +44,8 @@ VIDUR = _format(
     "arrived_at",
     ignored=("num_total_tokens", "pd_ratio"),
 )
-SHAREGPT = _format(
-    "sharegpt", "a ShareGPT-style file of lengths", "input_tokens", "output_tokens", "arrival_s", ignored=()
+LENGTHS = _format(
+    "lengths", "a ShareGPT-style file of lengths", "input_tokens", "output_tokens", "arrival_s", ignored=()
 )
 SERVED = _format(
     "served",

@@ -13,7 +13,7 @@ from hbmtwin.workloads.azure import AZURE
 from hbmtwin.workloads.bailian import BAILIAN
 from hbmtwin.workloads.burstgpt import BURSTGPT
 from hbmtwin.workloads.mooncake import MOONCAKE
-from hbmtwin.workloads.plain_lengths import CUSTOM, SERVED, SHAREGPT, VIDUR
+from hbmtwin.workloads.plain_lengths import CUSTOM, LENGTHS, SERVED, VIDUR
 from hbmtwin.workloads.records import WorkloadError
 from hbmtwin.workloads.replay import Replay
 from hbmtwin.workloads.splitwise import SPLITWISE
@@ -32,7 +32,7 @@ FORMATS: Final[tuple[Format, ...]] = (
     WEKA,
     VIDUR,
     SPLITWISE,
-    SHAREGPT,
+    LENGTHS,
     SERVED,
     AGENTS,
     CUSTOM,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 
 from claim import GIB, HERE, MIB, Found, claim, kv_bytes, simulate
 from oom_point import copies, oom_point
 
 from hbmtwin import kv_layout, model
 from hbmtwin.allocators.retention import retention_rule
-from hbmtwin.workloads.traces import open_trace
+from hbmtwin.workloads.traces import trace_lengths
 
 TRACES = HERE / "../../../shared/traces"
 """Recorded traffic, where it lies beside the repository."""
@@ -118,9 +114,9 @@ def c11() -> Found:
     assert int(losers.sum()) == _losers(zip(requests["prompt_tokens"], requests["output_tokens"], strict=True))
     assert losers.mean() < 0.5, "most keep all"
     shares = [f"built-in traffic {100 * losers.mean():.0f} % ({100 * conversations.mean():.0f} % of its conversations)"]
-    for name, file, read in RECORDED:
+    for name, file in RECORDED:
         if (TRACES / file).exists():
-            lengths = list(read(TRACES / file))
+            lengths = list(trace_lengths(TRACES / file))
             shares.append(f"{name} {100 * _losers(lengths) / len(lengths):.0f} %")
     if len(shares) == 1:
         shares.append("recorded traces are not beside the repository")
@@ -152,26 +148,9 @@ def _losers(lengths: Iterable[tuple[int, int]]) -> int:
     return sum(1 for tokens in computed if window.kept(tokens) < tokens)
 
 
-def _azure(path: Path) -> Iterator[tuple[int, int]]:
-    for request in open_trace(path).open():
-        yield request.prompt_tokens, request.output_tokens
-
-
-def _mooncake(path: Path) -> Iterator[tuple[int, int]]:
-    with gzip.open(path, "rt") as lines:
-        for line in map(json.loads, lines):
-            yield line["input_length"], line["output_length"]
-
-
-def _vidur(path: Path) -> Iterator[tuple[int, int]]:
-    with gzip.open(path, "rt", newline="") as lines:
-        for row in csv.DictReader(lines):
-            yield int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])
-
-
-RECORDED: tuple[tuple[str, str, Callable[[Path], Iterator[tuple[int, int]]]], ...] = (
-    ("Azure 2023 chat requests", "azure2023_conv.csv.gz", _azure),
-    ("Mooncake chat requests", "mooncake_fast25_conversation.jsonl.gz", _mooncake),
-    ("not conversations: summaries of arXiv papers", "vidur_arxiv_summarization_lengths.csv.gz", _vidur),
+RECORDED = (
+    ("Azure 2023 chat requests", "azure2023_conv.csv.gz"),
+    ("Mooncake chat requests", "mooncake_fast25_conversation.jsonl.gz"),
+    ("not conversations: summaries of arXiv papers", "vidur_arxiv_summarization_lengths.csv.gz"),
 )
-"""Name, file and reader of the lengths."""
+"""Name and file."""

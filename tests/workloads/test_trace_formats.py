@@ -102,7 +102,7 @@ SAMPLES = [
         [(0, 374, 44), (250 * MS, 396, 109)],
     ),
     Sample(
-        "sharegpt",
+        "lengths",
         "arrival_s,input_tokens,output_tokens\n0.5,2361,532\n1,1128,772\n",
         [(0, 2361, 532), (500 * MS, 1128, 772)],
     ),
@@ -140,7 +140,7 @@ def test_each_format_that_has_times_is_among_the_samples() -> None:
     ("format", "content", "lengths"),
     [
         ("vidur", "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.85\n", [(3772, 54)]),
-        ("sharegpt", "input_tokens,output_tokens\n2361,532\n1128,772\n", [(2361, 532), (1128, 772)]),
+        ("lengths", "input_tokens,output_tokens\n2361,532\n1128,772\n", [(2361, 532), (1128, 772)]),
         (
             "custom",
             '{"prompt": "What is the capital of India?", "prompt_tokens": 7, "output_tokens": 10}\n',
