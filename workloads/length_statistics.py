@@ -25,6 +25,7 @@ MASS_SHARE: Final = 0.01
 LEAST_MASS: Final = 10
 """Requests that it needs at least: fewer are chance."""
 _MASS_RATIO = 3.0
+_FIRST_BITS = 10  # one less already tells lengths apart that differ by 1 in 256
 _MASS_NEIGHBOURS = 0.05
 
 
@@ -120,7 +121,7 @@ class PairMeter:
 
     def _coarsen(self) -> None:
         longest = max(max(x.bit_length(), y.bit_length()) for x, y in self._pairs)
-        self._bits = min(longest, self._bits or longest) - 1
+        self._bits = min(longest, _FIRST_BITS if self._bits is None else self._bits) - 1
         merged: dict[tuple[int, int], int] = {}
         for (x, y), count in self._pairs.items():
             pair = (_leading(x, self._bits), _leading(y, self._bits))

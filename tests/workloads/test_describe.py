@@ -14,10 +14,13 @@ import pytest
 
 from hbmtwin.workloads import Request, WorkloadError, arrival_statistics, open_trace
 from hbmtwin.workloads.describe import Description, describe
+from hbmtwin.workloads.mooncake import mooncake_chains
 from hbmtwin.workloads.records import user_stream
-from hbmtwin.workloads.session_statistics import SessionFinder
+from hbmtwin.workloads.servegen import read_servegen
+from hbmtwin.workloads.session_statistics import SessionFinder, tenant_statistics
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
+MOONCAKE = TRACES / "mooncake_fast25_conversation.jsonl.gz"
 needs_traces = pytest.mark.skipif(not TRACES.exists(), reason="the shared traces are not beside this checkout")
 S = 10**9
 
@@ -64,7 +67,7 @@ def unshared(requests: Iterator[Request]) -> list[Request]:
 
 
 def mooncake_lines() -> Iterator[Request]:
-    return open_trace(TRACES / "mooncake_fast25_conversation.jsonl.gz").recorded()
+    return open_trace(MOONCAKE).recorded()
 
 
 @needs_traces
@@ -261,6 +264,28 @@ def test_clients_of_unequal_rate() -> None:
     assert (tenants.tenants, tenants.top_1, tenants.top_10, tenants.make_90_percent) == (13, 0.40, 0.85, 11)
 
 
+@needs_traces
+@pytest.mark.parametrize(
+    ("file", "rate", "clients", "top_1", "top_5", "top_10", "make_90_percent"),
+    [
+        ("servegen_reason_deepseek-r1.jsonl.gz", 16.0, 73, 0.286, 0.525, 0.677, 25),
+        ("servegen_language_m-small.jsonl.gz", 1174.4, 43, 0.299, 0.770, 0.928, 9),
+    ],
+)
+def test_the_clients_of_servegen(
+    file: str, rate: float, clients: int, top_1: float, top_5: float, top_10: float, make_90_percent: int
+) -> None:
+    model = read_servegen(TRACES / file)
+    counted = {c.id: sum(round(w.request_rate * model.window_s) for w in c.windows) for c in model.clients}
+    total = sum(counted.values())
+    assert total / model.span_s == pytest.approx(rate, abs=0.05)
+    assert sum(sorted(counted.values())[-5:]) / total == pytest.approx(top_5, abs=0.0005)
+    found = tenant_statistics(counted)
+    assert found is not None
+    assert (found.tenants, found.make_90_percent) == (clients, make_90_percent)
+    assert (found.top_1, found.top_10) == (pytest.approx(top_1, abs=0.0005), pytest.approx(top_10, abs=0.0005))
+
+
 def test_what_is_no_traffic_is_refused() -> None:
     for requests, block_size, message in (
         ([], 512, "there are no requests to describe"),
@@ -297,8 +322,12 @@ def test_a_planted_bug_in_the_clock_would_be_caught(bug: str, monkeypatch: pytes
 
 
 @needs_traces
-def test_a_session_that_must_repeat_the_begun_block_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = SessionFinder.add
-    monkeypatch.setattr(SessionFinder, "add", lambda self, chain, at_ns: real(self, [*chain, object()], at_ns))
+def test_a_session_that_must_repeat_the_begun_block_would_be_caught(mooncake: Description) -> None:
+    right, wrong = SessionFinder(), SessionFinder()
+    for chain, r in zip(mooncake_chains(MOONCAKE), mooncake_lines(), strict=True):
+        right.add(chain, r.arrival_ns)
+        wrong.add([*chain, object()], r.arrival_ns)
+    assert right.statistics() == mooncake.sessions
+    test_the_sessions_of_mooncake_are_made_out_from_its_blocks(mooncake)
     with pytest.raises(AssertionError):
-        test_the_sessions_of_mooncake_are_made_out_from_its_blocks(describe(mooncake_lines(), block_size=512))
+        test_the_sessions_of_mooncake_are_made_out_from_its_blocks(replace(mooncake, sessions=wrong.statistics()))
