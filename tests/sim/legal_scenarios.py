@@ -300,7 +300,9 @@ def _traffic(pick: Pick, keys: Keys, short: bool) -> Keys:
         rate = pick(1000.0, float("inf")) if short else pick(50.0, 1000.0, 0.5)
         chosen |= {"workload.request_rate": rate} | _rates(pick, rate)
     if source == "rate" and pick("one stream", "one stream", "one stream", "clients") == "clients":
-        chosen = {key: value for key, value in chosen.items() if key not in BY_CLIENT} | {"workload.clients": CLIENTS}
+        chosen = {key: value for key, value in chosen.items() if key not in BY_CLIENT} | {
+            "workload.clients": pick(CLIENTS, CLIENTS[::-1])
+        }
     elif source != "trace":
         chosen |= _prefixes(pick)
     if keys["scheduler.policy"] == "vllm_v0" and samples > 1:

@@ -17,6 +17,8 @@ LEFT_OUT = {
     "calibration.profile": "comes with a later release",
     "workload.preset": "a name for other keys",
     "workload.multi_turn": "a file that says what the other keys say",
+    "workload.model": "a file that says what the other keys say",
+    "workload.rate_scale": "concerns such a model",
     "workload.trace_format": "says what the file's columns say",
     "workload.trace_block_size": "concerns files with hash_ids",
     "workload.trace_jitter": "concerns files whose times are ticks",

@@ -264,7 +264,9 @@ def test_clients_have_what_they_say_and_else_what_all_have() -> None:
     assert {r.spans[:-1] for r in requests if r.tenant == 0} == {(("system", 0, 4), ("tenant/0", 0, 5))}
     assert {r.has_next for r in requests if r.tenant == 1} == {False}
     assert {r.has_next for r in requests[:-1] if r.tenant == 0} == {True}
-    assert sum(r.tenant == 0 for r in requests) / len(requests) == pytest.approx(0.9, abs=0.08)  # 170 arrivals at a CV of 4
+    assert sum(r.tenant == 0 for r in requests) / len(requests) == pytest.approx(
+        0.9, abs=0.08
+    )  # 170 arrivals at a CV of 4
 
 
 def test_a_rate_curve_is_that_of_all_clients() -> None:
