@@ -7,6 +7,8 @@
                    anything else   CSV; its header names it
     (gzip)         1F 8B           unpacked on the way
 
+Errors name a line of the file; of Parquet, a row, from 1.
+
 Nothing is held but a line (of Parquet, some rows), what a format has to remember of sessions, and for files with turns
 the last of each session.
 """
@@ -257,7 +259,7 @@ class _Pass:
                     for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                         line += 1
                         yield line, values
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             what = " ".join(str(error).split())[:200]
             raise WorkloadError(f"{self._path}: this Parquet file is damaged ({what}); write it again") from None
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hbmtwin.workloads import WorkloadError, open_trace
+from hbmtwin.workloads import Request, WorkloadError, open_trace, write_trace
 
 Shell = Callable[..., Any]
 
@@ -347,6 +347,22 @@ def reads_or_says_why(path: Path, content: bytes) -> None:
 def test_any_lines_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, head: str, lines: list[str]) -> None:
     text = head + "".join(lines)
     reads_or_says_why(tmp_path_factory.getbasetemp() / "any_lines", text.encode("utf-8", "surrogatepass"))
+
+
+@given(
+    flips=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=4), cut=st.integers(0, 9)
+)
+def test_any_damage_to_a_parquet_file_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[int, int]], cut: int
+) -> None:
+    """Damage from the end, where Parquet has its names and types."""
+    path = tmp_path_factory.getbasetemp() / "any.parquet"
+    spans = (("system", 0, 60), ("mine", 0, 40))
+    write_trace((Request(i, i, 0, i * 10**8, 100, 5, 5, spans) for i in range(40)), path)
+    content = bytearray(path.read_bytes())
+    for where, byte in flips:
+        content[-1 - where % len(content)] = byte
+    reads_or_says_why(path, bytes(content[: len(content) - cut]))
 
 
 @given(

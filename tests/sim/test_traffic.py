@@ -10,12 +10,14 @@ import pytest
 
 from hbmtwin.sim.legality import notes
 from hbmtwin.sim.scenario import Scenario, ScenarioError
-from hbmtwin.sim.traffic import source_of
+from hbmtwin.sim.traffic import source_of, trace_notes
 from hbmtwin.workloads.builtin import NUM_PROMPTS, builtin
 from hbmtwin.workloads.closed_loop import ClosedLoop
 from hbmtwin.workloads.open_loop import OpenLoop
+from hbmtwin.workloads.priorities import Priorities
 from hbmtwin.workloads.records import Request, WorkloadError
 from hbmtwin.workloads.replay import Replay
+from hbmtwin.workloads.samples import Samples
 from hbmtwin.workloads.traces import open_trace
 
 
@@ -106,6 +108,37 @@ def test_a_bad_file_is_a_fault_of_the_file(tmp_path: Path) -> None:
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,2\n1,x,3\n")
     with pytest.raises(WorkloadError, match=r"bad\.csv:3: "):
         source_of(scenario(f"workload.trace={path}"))
+
+
+def test_what_a_scenario_says_of_its_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    line = '{"timestamp": %d, "input_length": 40, "output_length": 2, "hash_ids": [%d, 1, 9]}\n'
+    path.write_text(line % (0, 0) + "{\n" + line % (0, 2) + line % (3000, 3))
+    keys = [f"workload.trace={path}", "workload.trace_block_size=16", "workload.skip_bad_lines=true"]
+    source = source_of(scenario(*keys, "workload.trace_format=mooncake"))
+    assert [(r.arrival_ns, r.spans[0]) for r in source.open()] == [
+        (0, ("mooncake", 0, 32)),
+        (0, ("mooncake", 32, 16)),
+        (3 * 10**9, ("mooncake", 48, 16)),
+    ]
+    (note,) = trace_notes(scenario(), Samples(Priorities(source, [1.0, 1.0]), 2))
+    assert note.startswith(f"workload.trace: 1 bad lines were skipped; the first: {path}:2: this is no JSON")
+    assert trace_notes(scenario(), source_of(scenario())) == ()
+    spread = [
+        [r.arrival_ns for r in source_of(scenario(*keys, "workload.trace_jitter=true", seed=seed)).open()]
+        for seed in (0, 1)
+    ]
+    assert spread[0] != spread[1]
+    assert all(0 == times[0] < times[1] < times[2] for times in spread)
+    with pytest.raises(WorkloadError, match=r"^workload\.trace: no trace format 'moon'; did you mean 'mooncake'\?$"):
+        source_of(scenario(*keys, "workload.trace_format=moon"))
+
+
+def test_failed_calls_of_a_trace_are_sent_if_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    path.write_text("Timestamp,Request tokens,Response tokens\n1,5,2\n2,6,0\n")
+    assert source_of(scenario(f"workload.trace={path}")).total_requests == 1
+    assert source_of(scenario(f"workload.trace={path}", "workload.keep_failed=true")).total_requests == 2
 
 
 def test_a_trace_of_single_requests_may_be_sampled_and_one_of_conversations_not(tmp_path: Path) -> None:
