@@ -70,8 +70,9 @@ class Description:
 def describe(requests: Iterable[Request], *, block_size: int = BLOCK_SIZE) -> Description:
     """The statistics of requests in order of arrival, read once.
 
-    Sharing is measured in blocks of *block_size* tokens. O(requests + blocks x capacities). Raise WorkloadError where
-    there are no requests, one arrives before the one above it, or the block size is below 1.
+    Sharing is measured in blocks of *block_size* tokens. A first turn that is all its user's own text is taken for one
+    that no other shares, unless ``has_next`` says that its session goes on. O(requests + blocks x capacities). Raise
+    WorkloadError where there are no requests, one arrives before the one above it, or the block size is below 1.
     """
     if block_size < 1:
         raise WorkloadError(f"block_size is {block_size}; a block has at least 1 token")
@@ -88,8 +89,9 @@ def describe(requests: Iterable[Request], *, block_size: int = BLOCK_SIZE) -> De
         outputs[r.output_tokens] = outputs.get(r.output_tokens, 0) + 1
         pairs.add(r.prompt_tokens, r.output_tokens)
         tenants[r.tenant] = tenants.get(r.tenant, 0) + 1
-        sessions.add(r.session, r.turn, r.arrival_ns, r.has_next)
-        if _private(r):
+        private = _private(r)
+        sessions.add(r.session, r.turn, r.arrival_ns, not private)
+        if private:
             reuse.add_private(r.spans)
             finder.add_private()
         else:

@@ -5,7 +5,7 @@ A request of turn t says that its session has t + 1 turns or more, so a count fo
     requests of turn     0    1    2            sessions of 1 turn: 10 - 4 = 6, of 2: 4 - 1 = 3, of 3: 1
                         10    4    1
 
-Gaps need the last arrival of each session that is known to go on (``has_next``); nothing is kept for the others.
+Gaps need the last arrival of each session that may go on; nothing is kept for the others.
 Where a trace records no sessions but tells which prompts begin alike, :class:`SessionFinder` makes them out.
 """
 
@@ -69,7 +69,7 @@ def tenant_statistics(counted: Mapping[int, int]) -> TenantStatistics | None:
 
 class SessionMeter:
     """Takes turns in order of arrival. O(1) a turn; memory: the turns of the longest session, and one time for each
-    session that goes on."""
+    session that may go on."""
 
     def __init__(self) -> None:
         self._turns: list[int] = []
@@ -78,7 +78,7 @@ class SessionMeter:
         self._gap_count = 0
         self._gap_ns = 0
 
-    def add(self, session: int, turn: int, arrival_ns: int, has_next: bool) -> None:
+    def add(self, session: int, turn: int, arrival_ns: int, may_go_on: bool) -> None:
         """One more request, of *turn* from 0."""
         while len(self._turns) <= turn:
             self._turns.append(0)
@@ -86,7 +86,7 @@ class SessionMeter:
         before_ns = self._last_ns.pop(session, None)
         if before_ns is not None and turn:
             self.add_gap(arrival_ns - before_ns)
-        if has_next:
+        if may_go_on:
             self._last_ns[session] = arrival_ns
 
     def add_gap(self, gap_ns: int) -> None:

@@ -257,6 +257,14 @@ def test_a_trace_of_sessions_is_read_in_order_of_time(tmp_path: Path) -> None:
     assert d.reuse.curve.hits[-1] == 520 // 16 + 900 // 16 + 1300 // 16
 
 
+def test_gaps_are_found_where_it_is_not_told_that_a_session_goes_on() -> None:
+    spans = (("text", 0, 10),)
+    turns = [Request(i, i % 2, i // 2, i * S, 10, 5, 5, spans) for i in range(6)]
+    found = describe(turns).sessions
+    assert found is not None
+    assert (found.inferred, found.sessions, found.turns_most, found.gap_mean_s) == (False, 2, 3, 2)
+
+
 def test_clients_of_unequal_rate() -> None:
     requests = [r._replace(tenant=min(r.id % 20, 12)) for r in at(*range(100))]
     tenants = describe(requests).tenants

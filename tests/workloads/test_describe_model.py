@@ -117,6 +117,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     ),
     "windows of the CV one second too long": (arrival_statistics, "CV_WINDOW_S", 301),
     "windows with few gaps have a CV as well": (arrival_statistics, "LEAST_GAPS", 2),
+    "more bars than a picture has room for": (arrival_statistics, "BARS", 5000),
     "quantiles that are lengths": (length_statistics, "_quantiles", lower_quantiles),
     "mass points of half of the requests only": (length_statistics, "MASS_SHARE", 0.5),
     "equal lengths ranked in order of appearance": (
