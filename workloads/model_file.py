@@ -152,8 +152,8 @@ def _number(value: float) -> str:
 
 
 def _text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\u{min(ord(c), 0xFFFD):04x}" for c in escaped) + '"'
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').encode(errors="replace").decode()
+    return '"' + "".join(f"\\u{ord(c):04x}" if c < " " or c == "\x7f" else c for c in escaped) + '"'
 
 
 def _wrapped(items: Iterable[str]) -> Iterator[str]:
