@@ -150,7 +150,9 @@ class ModelTraffic:
         lengths = _lengths_at(model, client, window.start_s)
         prompts = lengths.prompt_tokens.at_many(stratified(seed, Purpose.PROMPT_TOKENS, client.id, serials))
         outputs = _outputs(lengths, prompts, stratified(seed, Purpose.OUTPUT_TOKENS, client.id, serials))
-        times_ns = round(start_s * 1e9) + np.rint(seconds * 1e9).astype(np.int64)
+        # Rounding must not carry the last of a burst over the window's end.
+        within_ns = np.minimum(np.rint(seconds * 1e9).astype(np.int64), round(length_s * 1e9) - 1)
+        times_ns = round(start_s * 1e9) + within_ns
         return _Arrived(times_ns, prompts, outputs, serials)
 
 
