@@ -40,6 +40,7 @@ from hbmtwin.sim.scheduler import schedulers
 from hbmtwin.sim.serial_reuse import ReuseTerms, reuse_terms
 from hbmtwin.sim.slo import objectives
 from hbmtwin.sim.what_would_hold import ran_short, what_would_hold
+from hbmtwin.workloads.describe import Description, describe
 from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 from hbmtwin.workloads.records import Request, Source, WorkloadError
 from hbmtwin.workloads.traces import open_trace
@@ -55,6 +56,7 @@ __all__ = [
     "RULES",
     "CatalogError",
     "Cause",
+    "Description",
     "DeviceSpec",
     "DoesNotFit",
     "HbmDriver",
@@ -80,6 +82,7 @@ __all__ = [
     "check_exportable",
     "check_replaceable",
     "compare",
+    "describe",
     "device",
     "device_allocators",
     "devices",
