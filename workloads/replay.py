@@ -28,8 +28,9 @@ class Replay:
 
     The file is read once here, so that every fault in it is found before anything is simulated and ``has_next`` is
     known, and again, line by line, by each :meth:`open`. Kept are two integers for each session that has more than
-    one turn, and those turns that wait for their predecessor. One replay serves one run at a time. Raise
-    WorkloadError on a fault in the file, a file without requests, or bad figures.
+    one turn, and those turns that wait for their predecessor; while it is read here, for each session that the file
+    names (120 bytes; a file without sessions takes none). One replay serves one run at a time. Raise WorkloadError on
+    a fault in the file, a file without requests, or bad figures.
     """
 
     def __init__(

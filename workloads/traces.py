@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
@@ -101,6 +102,7 @@ def _reader(
     keep_failed: bool,
     seed: int,
 ) -> TraceReader:
+    _check_readable_twice(path)
     by_name = {format.name: format for format in FORMATS}
     if name is not None and name not in by_name:
         raise WorkloadError(f"no trace format {name!r}; {did_you_mean(name, by_name)}")
@@ -115,3 +117,14 @@ def _reader(
         skip_bad_lines=skip_bad_lines,
         seed=seed,
     )
+
+
+def _check_readable_twice(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # whoever opens it says what is wrong
+    except ValueError as error:
+        raise WorkloadError(f"{str(path)!r}: no file has such a name ({error}); check the path") from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise WorkloadError(f"{path}: this is no regular file, and a trace is read more than once; write it to a file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -246,6 +247,17 @@ def test_no_such_file_and_a_folder(shell: Shell, tmp_path: Path) -> None:
     answer = shell("run", "--set", f"workload.trace={tmp_path}")
     assert answer.err.startswith(f"error: workload.trace: {tmp_path}: cannot be read (Is a directory)")
     assert answer.code == 1
+
+
+def test_a_pipe_and_a_name_that_no_file_has(shell: Shell, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    answer = shell("run", "--set", "workload.trace=pipe")
+    assert answer.code == 1
+    assert answer.err == (
+        "error: workload.trace: pipe: this is no regular file, and a trace is read more than once; write it to a file\n"
+    )
+    with pytest.raises(WorkloadError, match=r"^'a\\x00b': no file has such a name \(embedded null byte\); check"):
+        open_trace("a\0b")
 
 
 def test_skipped_lines_are_told_on_the_terminal_and_in_the_summary(shell: Shell, tmp_path: Path) -> None:
