@@ -9,6 +9,7 @@ are seconds of the clock, requests a second, and the peak of the process beside 
 
 from __future__ import annotations
 
+import heapq
 import resource
 import subprocess
 import sys
@@ -47,12 +48,21 @@ TRACES = ("Azure CSV, read twice", "CSV with sessions, read twice")
 
 
 def requests_of(source: Source) -> Iterator[Request]:
-    """Session by session, each turn as soon as the one before it was sent."""
+    """In order of time, each turn a think time after the one before it was sent."""
+    following: list[tuple[int, int, Request]] = []
     for first in source.open():
-        r: Request | None = first
-        while r is not None:
-            yield r
-            r = source.next_turn(r, r.arrival_ns, Status.COMPLETED)
+        while following and following[0][0] <= first.arrival_ns:
+            yield from sent(source, heapq.heappop(following)[2], following)
+        yield from sent(source, first, following)
+    while following:
+        yield from sent(source, heapq.heappop(following)[2], following)
+
+
+def sent(source: Source, r: Request, following: list[tuple[int, int, Request]]) -> Iterator[Request]:
+    """One request, answered at once; what follows it is put in the heap."""
+    yield r
+    if (after := source.next_turn(r, r.arrival_ns, Status.COMPLETED)) is not None:
+        heapq.heappush(following, (after.arrival_ns, after.id, after))
 
 
 def peak_mib() -> float:
