@@ -63,7 +63,9 @@ def _quantiles(key: str, table: Quantiles) -> str:
 
 
 _MORE: dict[str, tuple[str, ...]] = {
+    "workload.preset": ('preset = "azure-conv"',),
     "workload.trace": ("none of trace, users and request_rate: the built-in traffic", 'trace = "requests.csv.gz"'),
+    "workload.multi_turn": ('multi_turn = "generate_multi_turn.json"',),
     "workload.users": ("users = 32",),
     "workload.request_rate": (
         f"left out: {REQUEST_RATE:g} sessions a second, in each {BURSTS.every_s:g} s one burst of "

@@ -123,6 +123,11 @@ def test_init_shows_forms_of_traffic_that_can_be_used_and_ends_with_the_built_in
         "session.turns": 2,
         "session.think_time_s": 3,
     }
+    (tmp_path / "generate_multi_turn.json").write_text(
+        '{"num_conversations": 1, "prompt_output": {"num_tokens": {"distribution": "constant", "value": 1}},'
+        '"prompt_input": {"num_turns": {"distribution": "constant", "value": 2}, "prefix_num_tokens": '
+        '{"distribution": "constant", "value": 0}, "num_tokens": {"distribution": "constant", "value": 1}}}'
+    )
     (tmp_path / "requests.csv.gz").write_bytes(gzip.compress(b"arrival_s,prompt_tokens,output_tokens\n0,10,10\n"))
     for key, examples in shown.items():
         for example in examples:
