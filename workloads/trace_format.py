@@ -75,6 +75,11 @@ NO_TRACES: tuple[tuple[frozenset[str], str], ...] = (
         "this is a ServeGen file, a model of clients and no trace; make a model of it with `hbmtwin workload generate`",
     ),
     (
+        frozenset({"id", "requests"}),
+        "this is a conversation with all of its requests in one object, as upstream weka files are; write one line for "
+        "each request, with id, t, in, out and hash_ids",
+    ),
+    (
         frozenset({"conversations"}),
         "these are ShareGPT's texts, and how many tokens a text has depends on a tokenizer, which hbmtwin does not "
         "have; count them with the model's own, and write prompt_tokens and output_tokens",

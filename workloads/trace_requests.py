@@ -60,8 +60,8 @@ def _spans(value: Any, prompt_tokens: int) -> tuple[Span, ...]:
             isinstance(piece, list)
             and len(piece) == 3
             and type(piece[0]) in (str, int)
-            and all(type(n) is int and 0 <= n <= MAX_TOKENS for n in piece[1:])
-            and piece[2] > 0
+            and all(type(n) is int and n >= 0 for n in piece[1:])
+            and 0 < piece[2] <= MAX_TOKENS  # a start may be past it: a hash_id of 64 bits times its block
         ):
             raise BadRow(f"a piece of spans is {shown(piece)}", cure)
     spans = merge_spans(tuple((stream, start, length) for stream, start, length in pieces))

@@ -67,7 +67,7 @@ def test_conversations_come_back_as_they_were(tmp_path: Path, play: Play, kind: 
 
 
 STREAMS = st.one_of(st.text(max_size=5), st.integers(-3, 2**60))
-SPANS = st.lists(st.tuples(STREAMS, st.integers(0, 2**40), st.integers(1, 2**30)), min_size=1, max_size=4)
+SPANS = st.lists(st.tuples(STREAMS, st.integers(0, 2**73), st.integers(1, 2**30)), min_size=1, max_size=4)
 DRAWN = st.lists(
     st.tuples(st.integers(0, 10**12), SPANS, st.integers(1, 2**40), st.integers(0, 9)), min_size=1, max_size=6
 )
