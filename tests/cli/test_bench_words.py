@@ -26,7 +26,7 @@ def scenario_of(line: str) -> Scenario:
 def test_a_copied_line_is_the_scenario_that_it_says() -> None:
     s = scenario_of(
         "--backend openai-chat --base-url http://localhost:8000 --endpoint /v1/chat/completions "
-        "--model llama-3.1-8b --tokenizer meta-llama/Llama-3.1-8B --dataset-name random --random-input-len 1024 "
+        "--model meta-llama/Llama-3.1-8B --tokenizer Llama-3.1-8B --dataset-name random --random-input-len 1024 "
         "--random-output-len 128 --random-prefix-len 64 --random-range-ratio 0.1 --num-prompts 400 --request-rate 2.5 "
         "--burstiness 0.5 --max-concurrency 40 --goodput ttft:500 tpot:50 e2el:10000 --percentile-metrics ttft,tpot "
         "--metric-percentiles 50,99 --ignore-eos --save-result --metadata a=1 b=2 --extra-body '{\"x\": 1}'"
@@ -45,6 +45,12 @@ def test_words_set_what_they_say_and_nothing_else() -> None:
     given = Scenario.load(overrides=["workload.request_rate=inf", "workload.num_prompts=9"])
     assert s == given
     assert given.workload.prompt_tokens is None
+
+
+def test_a_model_is_a_repository_or_a_path(tmp_path: Path) -> None:
+    assert scenario_of("--model mistralai/Mistral-7B-v0.1").model.name == "mistral-7b-v0.1"
+    (tmp_path / "Config.json").write_text("{}")
+    assert move(["--model", str(tmp_path / "Config.json")]).arguments == ["--set", f"model.name={tmp_path}/Config.json"]
 
 
 def test_underscores_and_equals_signs_are_read_as_vllm_reads_them() -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from hbmtwin.api import Request, Scenario, ScenarioError, run, workload_preset, workload_presets
+from hbmtwin.cli.commented import commented_scenario
 from hbmtwin.sim.catalog import CatalogError
 from hbmtwin.sim.catalog.workload_table import preset_of
 from hbmtwin.sim.scenario import known_keys
@@ -193,6 +194,14 @@ def test_a_given_key_wins_over_the_preset_in_the_file_and_in_set(tmp_path: Path)
     assert (s.workload.system_prompt_tokens, s.workload.request_rate) == (1000, 0.5)
     s = Scenario.load(path, overrides=["workload.preset=rag"])
     assert (s.workload.system_prompt_tokens, s.workload.output_tokens) == (500, 7)
+
+
+def test_a_preset_over_a_file_that_spells_out_every_default(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(commented_scenario(), encoding="utf-8")
+    for name in NAMES:
+        given = [f"workload.preset={name}"]
+        spelt_out, alone = Scenario.load(tmp_path / "s.toml", overrides=given), Scenario.load(overrides=given)
+        assert (spelt_out.workload, spelt_out.session) == (alone.workload, alone.session)
 
 
 def test_users_of_a_closed_loop_take_the_place_of_the_presets_arrivals() -> None:
