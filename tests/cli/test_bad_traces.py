@@ -94,6 +94,13 @@ CASES = [
     Case(
         "step_times", "model,prompt_time,token_time\nx,1,2\n", 1, "these are measured step times (splitwise-sim", None
     ),
+    Case(
+        "nested_weka",
+        '{"id": "a", "block_size": 64, "requests": []}\n',
+        1,
+        "this is a conversation with all of i",
+        None,
+    ),
     Case("engine_log", "t,running,waiting\n1,2,3\n", 1, "this is an engine's log over time, no requests; take", None),
     Case(
         "no_times", "num_prefill_tokens,num_decode_tokens\n5,2\n", None, "a Vidur file with lengths and no times", None
