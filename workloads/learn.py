@@ -37,6 +37,8 @@ _LEAST_DEPENDENT = 200
 """Requests from which such a correlation means anything."""
 _CLASSES = 8
 _HIGHEST_GAMMA_CV = 100.0
+_LEAST_IN_A_MINUTE = 5
+"""Requests a minute from which the minutes of a window can be told apart."""
 _MINUTE_NS = 60 * 10**9
 _TICK_SHARE = 0.5
 
@@ -171,8 +173,9 @@ def _family(windows: list[tuple[float, FloatArray]]) -> Family:
 
 
 def _minute_cv(times_ns: IntArray, windows: IntArray, window_ns: int, span_ns: int, found: list[Window]) -> float:
-    """How much the counts of whole minutes within a window vary beyond what its gaps alone make them."""
-    excess = squares = 0.0
+    """How much the counts of whole minutes within a window vary beyond what its gaps alone make them; 0 where that may
+    be chance: below two standard errors of the variance of Poisson counts, scaled by the gaps'."""
+    excess = squares = chance = 0.0
     for window in found:
         number = round(window.start_s * 1e9 / window_ns)
         minutes = min(window_ns, span_ns - number * window_ns) // _MINUTE_NS
@@ -181,11 +184,14 @@ def _minute_cv(times_ns: IntArray, windows: IntArray, window_ns: int, span_ns: i
         since_ns = times_ns[windows == number] - number * window_ns
         counts = np.bincount(since_ns // _MINUTE_NS, minlength=minutes)[:minutes]
         mean = float(counts.mean())
+        if mean < _LEAST_IN_A_MINUTE:
+            continue
         # Counts of a renewal process vary as its gaps do: variance / mean is the square of their CV.
         gap_cv2 = min(1 / window.shape, 4.0) if window.family == "gamma" else 1.0
         excess += float(counts.var(ddof=1)) - mean * gap_cv2
         squares += mean * mean
-    return round(math.sqrt(excess / squares), 4) if excess > 0 else 0.0
+        chance += 2 * (gap_cv2 * mean) ** 2 / (minutes - 1) + gap_cv2 * mean / minutes
+    return round(math.sqrt(excess / squares), 4) if excess > 2 * math.sqrt(chance) else 0.0
 
 
 def _lengths(prompts: IntArray, outputs: IntArray) -> LengthWindow:
