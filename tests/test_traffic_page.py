@@ -24,20 +24,22 @@ from hbmtwin.workloads.builtin import (
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "workloads.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    """The only fenced block of that language."""
-    (text,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    return str(text)
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of that language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_example_is_a_scenario(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(block("toml"), encoding="utf-8")
-    assert source_of(Scenario.load(tmp_path / "mine.toml")).total_requests == NUM_PROMPTS
+def test_the_examples_are_scenarios(tmp_path: Path) -> None:
+    assert len(blocks("toml")) == 2
+    for example in blocks("toml"):
+        (tmp_path / "mine.toml").write_text(example, encoding="utf-8")
+        assert source_of(Scenario.load(tmp_path / "mine.toml")).total_requests == NUM_PROMPTS
 
 
 def test_the_example_of_a_trace_is_read(tmp_path: Path) -> None:
     trace = tmp_path / "mine.csv"
-    trace.write_text(block("text"), encoding="utf-8")
+    (text,) = blocks("text")
+    trace.write_text(text, encoding="utf-8")
     assert source_of(Scenario.load(overrides=[f"workload.trace={trace}"])).total_requests == 3
 
 
@@ -47,8 +49,8 @@ def test_the_example_of_a_trace_is_read(tmp_path: Path) -> None:
         ("workload.num_prompts", f"{NUM_PROMPTS}"),
         (
             "workload.request_rate",
-            f"{REQUEST_RATE} sessions a second; in each {BURSTS.every_s} s one burst of {BURSTS.length_s} s at "
-            f"{BURSTS.factor} times that",
+            f"{REQUEST_RATE} sessions a second; of each {BURSTS.every_s} s {BURSTS.length_s} s at {BURSTS.factor} "
+            f"times that, the others at {BURSTS.calm_factor:.2g} times",
         ),
         ("workload.system_prompt_tokens", f"{SYSTEM_PROMPT_TOKENS}"),
         (

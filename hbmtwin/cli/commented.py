@@ -68,8 +68,8 @@ _MORE: dict[str, tuple[str, ...]] = {
     "workload.multi_turn": ('multi_turn = "generate_multi_turn.json"',),
     "workload.users": ("users = 32",),
     "workload.request_rate": (
-        f"left out: {REQUEST_RATE:g} sessions a second, in each {BURSTS.every_s:g} s one burst of "
-        f"{BURSTS.length_s:g} s at {BURSTS.factor:g} times that",
+        f"left out: {REQUEST_RATE:g} sessions a second, of each {BURSTS.every_s:g} s "
+        f"{BURSTS.length_s:g} s at {BURSTS.factor:g} times that, the others at {BURSTS.calm_factor:.2g} times",
         "request_rate = 2.0",
     ),
     "workload.num_prompts": (f"left out: {NUM_PROMPTS}; of a trace: all", "num_prompts = 200"),
