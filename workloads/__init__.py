@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from hbmtwin.workloads.arrivals import Arrivals, Bursts
 from hbmtwin.workloads.builtin import builtin
+from hbmtwin.workloads.clients import Client, Clients
 from hbmtwin.workloads.closed_loop import ClosedLoop
 from hbmtwin.workloads.conversations import Conversations
-from hbmtwin.workloads.lengths import Fixed, Length, LogNormal, Quantiles, Uniform, length_from
+from hbmtwin.workloads.lengths import Fixed, Length, LogNormal, Quantiles, Uniform, Values, Zipf, length_from
 from hbmtwin.workloads.mooncake import write_mooncake
 from hbmtwin.workloads.open_loop import OpenLoop
+from hbmtwin.workloads.prefixes import PrefixBucket, Prefixes
 from hbmtwin.workloads.priorities import Priorities
+from hbmtwin.workloads.rates import Ramp, RateCurve
 from hbmtwin.workloads.records import (
     Request,
     Source,
@@ -29,6 +32,8 @@ from hbmtwin.workloads.write_requests import write_csv, write_trace
 __all__ = [
     "Arrivals",
     "Bursts",
+    "Client",
+    "Clients",
     "ClosedLoop",
     "ConstantTime",
     "Conversations",
@@ -38,8 +43,12 @@ __all__ = [
     "LogNormal",
     "LogNormalTime",
     "OpenLoop",
+    "PrefixBucket",
+    "Prefixes",
     "Priorities",
     "Quantiles",
+    "Ramp",
+    "RateCurve",
     "Replay",
     "Request",
     "Samples",
@@ -48,7 +57,9 @@ __all__ = [
     "Status",
     "ThinkTime",
     "Uniform",
+    "Values",
     "WorkloadError",
+    "Zipf",
     "builtin",
     "length_from",
     "merge_spans",
