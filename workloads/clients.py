@@ -26,6 +26,8 @@ from hbmtwin.workloads.draws import Purpose
 from hbmtwin.workloads.records import Request, Status, WorkloadError
 
 _LEAST_CHUNK = 64
+_DRAWN = 8 * CHUNK
+"""Sessions of all clients that are drawn ahead of their arrival, some 30 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Clients:
         """``(arrival, client, turns, first turn)`` of one client; ids are not yet known."""
         arrivals, said = self.clients[client].arrivals, self.clients[client].conversations
         seed = draws.bits(self.seed, Purpose.CLIENT, client, 0)
-        chunk = max(CHUNK // len(self.clients), _LEAST_CHUNK)
+        chunk = min(max(_DRAWN // len(self.clients), _LEAST_CHUNK), CHUNK)
         first = client * CLIENT_SESSIONS
         for times_ns in arrivals.times_ns(seed, self._num_prompts, chunk=chunk):  # a session has a turn at least
             sessions = np.arange(first, first + len(times_ns), dtype=np.int64)
