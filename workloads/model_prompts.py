@@ -14,17 +14,23 @@ gone on from yet becomes the turn before; from another a new session branches of
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
 
 from hbmtwin.workloads import draws
 from hbmtwin.workloads.draws import Purpose
 from hbmtwin.workloads.model import Sharing
 from hbmtwin.workloads.records import Span, merge_spans, output_stream
+from hbmtwin.workloads.strata import client_keys
 
 _REACH = 48
 """Prompts looked at on either side of the moment."""
 _TRIM = 4096
+_DRAWN = 1024
+_PURPOSES = (Purpose.FOLLOWS, Purpose.FOLLOW_AFTER, Purpose.SHARED_PART)
 
 
 class _Sent(NamedTuple):
@@ -48,6 +54,8 @@ class Prompts:
         self._blocks: list[int] = []
         """Whole blocks of each; what is complete can be found again."""
         self._followed = bytearray()
+        self._drawn_first = -1
+        self._drawn: list[tuple[float, float, float]] = []
 
     def next(self, id: int, serial: int, time_ns: int, prompt: int, output: int) -> tuple[int, int, tuple[Span, ...]]:
         """Session, turn and pieces of the next prompt. O(prompts looked at)."""
@@ -78,15 +86,15 @@ class Prompts:
         """Place of the prompt that this one goes on from, and how many tokens of it; None where it goes on from none,
         or from one before the traffic began."""
         sharing = self._sharing
-        key = self._client << 40 | serial
-        number = _class_of(sharing.prompt_below, prompt)
-        if draws.uniform(self._seed, Purpose.FOLLOWS, key, 0) >= sharing.follow_share[number]:
+        number = bisect_right(sharing.prompt_below, prompt)
+        follows, after, how_much = self._drawn_at(serial)
+        if follows >= sharing.follow_share[number]:
             return None
-        wait = _quantile(sharing.follow_after_s, draws.uniform(self._seed, Purpose.FOLLOW_AFTER, key, 0))
+        wait = _quantile(sharing.follow_after_s, after)
         at_ns = time_ns - round(wait * 1e9)
         if at_ns < 0 or not self._sent:
             return None
-        part = _quantile(sharing.shared_part[number], draws.uniform(self._seed, Purpose.SHARED_PART, key, 0))
+        part = _quantile(sharing.shared_part[number], how_much)
         size = sharing.block_size
         all_blocks = -(-prompt // size)
         # At least a block beyond the system prompt: else it would be no going on.
@@ -95,22 +103,34 @@ class Prompts:
         place = self._nearest(at_ns, blocks)
         return place, min(blocks * size, self._sent[place].prompt_tokens, prompt)
 
+    def _drawn_at(self, serial: int) -> tuple[float, float, float]:
+        """Whether, after how long and how much: the draws of one number, made for a run of them at once."""
+        first, place = divmod(serial, _DRAWN)
+        if first != self._drawn_first:
+            keys = client_keys(self._client, np.arange(first * _DRAWN, (first + 1) * _DRAWN, dtype=np.int64))
+            columns = (draws.uniforms(self._seed, purpose, keys, 0).tolist() for purpose in _PURPOSES)
+            self._drawn_first, self._drawn = first, list(zip(*columns, strict=True))
+        return self._drawn[place]
+
     def _nearest(self, at_ns: int, blocks: int) -> int:
         """Where near a moment the prompt stands that has about as many whole blocks, at least those, and none behind
         it."""
         middle = bisect_left(self._times_ns, at_ns)
+        count, sizes, followed = len(self._sent), self._blocks, self._followed
         best, best_cost = -1, 1 << 62
-        for step in range(2 * _REACH):
-            place = middle + (step >> 1) if step & 1 else middle - 1 - (step >> 1)
-            if not 0 <= place < len(self._sent):
+        near_enough, if_followed = blocks >> 5, 2 + (blocks >> 2)
+        outwards = zip(range(middle - 1, middle - 1 - _REACH, -1), range(middle, middle + _REACH), strict=True)
+        for place in chain.from_iterable(outwards):
+            if not 0 <= place < count:
                 continue
-            have = self._blocks[place]
-            cost = have - blocks if have >= blocks else 4 * (blocks - have)
-            if self._followed[place]:
-                cost += 2 + blocks // 4
+            cost = sizes[place] - blocks
+            if cost < 0:
+                cost *= -4
+            if followed[place]:
+                cost += if_followed
             if cost < best_cost:
                 best, best_cost = place, cost
-                if not cost:
+                if cost <= near_enough:
                     break
         return best
 
@@ -134,13 +154,6 @@ def _leading(spans: tuple[Span, ...], tokens: int) -> tuple[Span, ...]:
         taken.append((stream, start, length))
         tokens -= length
     return merge_spans(tuple(taken))
-
-
-def _class_of(below: tuple[int, ...], prompt: int) -> int:
-    number = 0
-    while number < len(below) and prompt >= below[number]:
-        number += 1
-    return number
 
 
 def _quantile(values: tuple[float, ...], u: float) -> float:
