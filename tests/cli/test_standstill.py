@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.allocators.contract import KVPolicy
-from hbmtwin.sim.scheduler import Entry, QueueScheduler
 from hbmtwin.sim.vllm import VllmScheduler
 
 Shell = Callable[..., Any]
@@ -28,20 +26,17 @@ LONG_PROMPTS = (
 def live_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let whoever holds most give way."""
 
-    def preempt(self: VllmScheduler, kv: KVPolicy) -> Entry:
-        victim = max(self._running, key=lambda entry: entry.sequence.num_computed_tokens)
-        self._running.remove(victim)
-        self._running.append(victim)
-        return QueueScheduler._preempt(self, kv)
+    def victim(self: VllmScheduler) -> int:
+        return max(range(len(self._running)), key=lambda place: self._running[place].sequence.num_computed_tokens)
 
     init = VllmScheduler.__init__
 
-    def with_take_back(self: VllmScheduler, *arguments: Any) -> None:
+    def not_the_last(self: VllmScheduler, *arguments: Any) -> None:
         init(self, *arguments)
-        self._by_priority = True
+        self._last_gives_way = False
 
-    monkeypatch.setattr(VllmScheduler, "__init__", with_take_back)
-    monkeypatch.setattr(VllmScheduler, "_preempt", preempt)
+    monkeypatch.setattr(VllmScheduler, "__init__", not_the_last)
+    monkeypatch.setattr(VllmScheduler, "_victim", victim)
 
 
 @pytest.mark.usefixtures("live_lock")
