@@ -65,6 +65,7 @@ def _quantiles(key: str, table: Quantiles) -> str:
 _MORE: dict[str, tuple[str, ...]] = {
     "workload.preset": ('preset = "azure-conv"',),
     "workload.trace": ("none of trace, users and request_rate: the built-in traffic", 'trace = "requests.csv.gz"'),
+    "workload.model": ('model = "model.toml"',),
     "workload.multi_turn": ('multi_turn = "generate_multi_turn.json"',),
     "workload.users": ("users = 32",),
     "workload.request_rate": (
