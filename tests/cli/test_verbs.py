@@ -17,6 +17,8 @@ import pytest
 
 from hbmtwin.api import PRESETS, Result, Scenario, device_allocators
 from hbmtwin.sim.traffic import source_of
+from hbmtwin.workloads.learn import learn_lengths
+from hbmtwin.workloads.model_file import write_model
 
 Shell = Callable[..., Any]
 
@@ -129,6 +131,7 @@ def test_init_shows_forms_of_traffic_that_can_be_used_and_ends_with_the_built_in
         '{"distribution": "constant", "value": 0}, "num_tokens": {"distribution": "constant", "value": 1}}}'
     )
     (tmp_path / "requests.csv.gz").write_bytes(gzip.compress(b"arrival_s,prompt_tokens,output_tokens\n0,10,10\n"))
+    write_model(learn_lengths([(10, 10)], request_rate=1.0), tmp_path / "model.toml")
     for key, examples in shown.items():
         for example in examples:
             assert source_of(Scenario.load(overrides=[f"{key}={example}"])).total_requests is not None, key
