@@ -40,7 +40,8 @@ def test_every_hbmtwin_command_runs_as_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ours = [hbmtwin_arguments(command) for command in COMMANDS if "hbmtwin" in command]
-    assert [words[0] for words in ours] == ["compare", "init", "catalog", "run", "compare", "compare", "run", "run", "run"]
+    verbs = [words[0] for words in ours]
+    assert verbs == ["compare", "init", "catalog", "run", "compare", "compare", "run", "run", "run"]
     for words in ours:
         smaller = SMALL if words[0] in ("compare", "run") else []
         assert main([*words, *smaller]) == 0, capsys.readouterr().err
