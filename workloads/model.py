@@ -33,6 +33,8 @@ FAMILIES: Final = ("gamma", "weibull")
 MAX_RATE = 1e6
 """Requests a second of one client."""
 MAX_SPAN_S = 1e9
+MAX_WINDOWS = 10_000_000
+"""Of one pass: generated traffic looks at each, empty ones too."""
 
 
 class Window(NamedTuple):
@@ -149,6 +151,10 @@ class TrafficModel:
     def __post_init__(self) -> None:
         _check(0 < self.window_s <= MAX_SPAN_S, f"window_s is above 0 and up to 1e9, not {self.window_s}")
         _check(0 < self.span_s <= MAX_SPAN_S, f"span_s is above 0 and up to 1e9, not {self.span_s}")
+        _check(
+            self.span_s / self.window_s <= MAX_WINDOWS,
+            f"span_s / window_s is at most {MAX_WINDOWS:,} windows, not {self.span_s / self.window_s:.3g}",
+        )
         _check(len({client.id for client in self.clients}) == len(self.clients), "each client has its own id")
         _check(any(client.windows for client in self.clients), "no client sends anything; give one a window")
         for client in self.clients:

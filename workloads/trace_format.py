@@ -72,7 +72,7 @@ class Format(NamedTuple):
 NO_TRACES: tuple[tuple[frozenset[str], str], ...] = (
     (
         frozenset({"client", "windows", "dataset"}),
-        "this is a ServeGen file, a model of clients and no trace; make a model of it with `hbmtwin workload generate`",
+        "this is a ServeGen file, a model of clients and no trace; make a model of it with `hbmtwin workload learn`",
     ),
     (
         frozenset({"id", "requests"}),

@@ -13,11 +13,17 @@ from typing import BinaryIO, TextIO, cast
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Give a name beside *path* to write to; it takes the place of *path* when all went well. Raise OSError."""
+    """Give a name beside *path* to write to; it takes the place of *path* when all went well. Raise OSError,
+    which names *path* and not the other."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        if error.filename not in (None, str(partial), bytes(partial)):
+            raise  # a file that is read meanwhile
+        reason = os.strerror(error.errno) if error.errno else error  # Arrow has a text of its own
+        raise OSError(f"{path}: cannot be written ({reason}); check the folder and its permissions") from error
     finally:
         partial.unlink(missing_ok=True)
 

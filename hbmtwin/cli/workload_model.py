@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hbmtwin.cli.exits import OK
+from hbmtwin.cli.exits import OK, UsageError
 from hbmtwin.cli.options import Json
 from hbmtwin.cli.output import json_text, stdout
 
@@ -57,7 +57,7 @@ def learn(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Lay generated traffic beside the trace, figure by figure.")
     ] = True,
-    seed: Annotated[int, typer.Option(help="Seed of the traffic that is laid beside the trace.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the traffic that is laid beside the trace.")] = 0,
     json_: Json = False,
 ) -> int:
     """Learn a model from a trace: arrivals by window, lengths, sessions and sharing."""
@@ -71,6 +71,7 @@ def learn(
     from hbmtwin.workloads.servegen import is_servegen, read_servegen
     from hbmtwin.workloads.traces import TimelessTrace, open_trace, trace_lengths
 
+    _keep(trace, out)
     found: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
     if is_servegen(trace):
@@ -120,7 +121,7 @@ def generate(
     duration: Annotated[
         float | None, typer.Option(help="Seconds of traffic. Default: the span that was learned, or --num-prompts.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
     clients: Annotated[
         int | None, typer.Option(min=1, help="So many of the model's clients, drawn by the seed. Default: all.")
     ] = None,
@@ -136,6 +137,7 @@ def generate(
     from hbmtwin.workloads.mooncake import write_mooncake
     from hbmtwin.workloads.write_requests import write_trace
 
+    _keep(model, out)
     read = read_model(model)
     traffic = ModelTraffic(
         read, seed=seed, num_prompts=num_prompts, duration_s=duration, num_clients=clients, rate_scale=rate_scale
@@ -160,6 +162,12 @@ def generate(
     else:
         print(f"wrote {out}: {written:,} requests in {last_ns / 1e9:,.1f} s")
     return OK
+
+
+def _keep(source: Path, out: Path) -> None:
+    """Raise UsageError where what is written would take the place of what is read."""
+    if out.exists() and source.exists() and out.samefile(source):
+        raise UsageError(f"--out {out} is the file that is read; name another one")
 
 
 def _summary(model: TrafficModel) -> dict[str, Any]:

@@ -83,6 +83,38 @@ def test_lengths_without_times_need_a_rate(shell: Shell, tmp_path: Path) -> None
     assert "note: the trace has no times: arrivals are Poisson's, at 4 a second" in answer.err
 
 
+def test_what_is_read_is_never_written_over(shell: Shell, trace: Path) -> None:
+    before = trace.read_bytes()
+    answer = shell("workload", "learn", trace, "--out", trace)
+    assert (answer.code, answer.err) == (2, f"error: --out {trace} is the file that is read; name another one\n")
+    assert trace.read_bytes() == before
+    shell("workload", "learn", trace, "--out", "model.csv", "--no-check")
+    model = Path("model.csv").read_bytes()
+    assert shell("workload", "generate", "model.csv", "--out", "model.csv").code == 2
+    assert Path("model.csv").read_bytes() == model
+
+
+def test_a_file_that_cannot_be_written_is_named_as_given(shell: Shell, trace: Path) -> None:
+    answer = shell("workload", "learn", trace, "--out", "none/model.toml", "--no-check")
+    reason = "No such file or directory"
+    said = f"cannot be written ({reason}); check the folder and its permissions\n"
+    assert (answer.code, answer.err) == (1, f"error: none/model.toml: {said}")
+    shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
+    for name in ("none/x.csv", "none/x.jsonl.gz", "none/x.parquet"):
+        answer = shell("workload", "generate", "model.toml", "--out", name)
+        assert (answer.code, answer.err) == (1, f"error: {name}: {said}")
+
+
+def test_a_model_of_windows_without_end_is_refused(shell: Shell, trace: Path) -> None:
+    shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
+    text = Path("model.toml").read_text()
+    assert "window_s = 300" in text
+    Path("model.toml").write_text(text.replace("window_s = 300", "window_s = 1e-9"))
+    answer = shell("workload", "generate", "model.toml", "--out", "x.csv", "--num-prompts", "5")
+    assert (answer.code, answer.out) == (1, "")
+    assert "span_s / window_s is at most 10,000,000 windows, not 6" in answer.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
