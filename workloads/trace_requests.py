@@ -28,8 +28,8 @@ def _parser(at: Columns, settings: Settings) -> Parse:
     time, prompt, output = at["arrival_s"], at["prompt_tokens"], at["output_tokens"]
     session, turn, tenant, spans = (at.get(name) for name in ("session", "turn", "tenant", "spans"))
 
-    def optional(name: str, where: int | None, values: Sequence[Any]) -> int | None:
-        return None if where is None or values[where] is None else whole(name, values[where], 0)
+    def optional(name: str, where: int | None, values: Sequence[Any], bits: int = 40) -> int | None:
+        return None if where is None or values[where] is None else whole(name, values[where], 0, bits=bits)
 
     def parse(line: int, values: Sequence[Any]) -> Row:
         time_ns = moment("arrival_s", values[time])
@@ -37,7 +37,8 @@ def _parser(at: Columns, settings: Settings) -> Parse:
         output_tokens = whole("output_tokens", values[output], 1)
         if session is None and spans is None and tenant is None:
             return Row(line, time_ns, prompt_tokens, output_tokens)
-        of_session, of_turn = optional("session", session, values), optional("turn", turn, values)
+        of_session = optional("session", session, values, 53)  # a number made of a name has 53 bits
+        of_turn = optional("turn", turn, values)
         if of_turn is not None and of_session is None:
             raise BadRow("a turn without a session", "write its session too")
         pieces = None if spans is None or values[spans] in (None, "") else _spans(values[spans], prompt_tokens)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from hbmtwin.workloads.lengths import MAX_TOKENS
 from hbmtwin.workloads.records import Span
 
 _SECOND_NS = 10**9
@@ -46,8 +45,8 @@ def shown(value: object) -> str:
     return repr(str("" if value is None else value)[:40])
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """A whole number from *least* to 2^40, written as text or a number. Raise BadRow."""
+def whole(name: str, value: Any, least: int, *, bits: int = 40) -> int:
+    """A whole number from *least* to 2^bits, written as text or a number. Raise BadRow."""
     try:
         if type(value) is not str and type(value) is not int:  # JSON's true is an int to Python, and would pass for 1
             raise ValueError
@@ -56,8 +55,8 @@ def whole(name: str, value: Any, least: int) -> int:
         raise BadRow(f"{name} is {shown(value)}", "it must be a whole number") from None
     if number < least:
         raise BadRow(f"{name} is {number}", f"it must be at least {least}; drop lines of failed calls")
-    if number > MAX_TOKENS:
-        raise BadRow(f"{name} is {number}", "it must be at most 2^40")
+    if number > 1 << bits:
+        raise BadRow(f"{name} is {number}", f"it must be at most 2^{bits}")
     return number
 
 

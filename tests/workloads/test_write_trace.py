@@ -99,6 +99,19 @@ def test_times_as_floats_would_be_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_sessions_that_a_trace_names_by_a_text_come_back(tmp_path: Path, kind: str) -> None:
+    trace = tmp_path / "burstgpt.csv"
+    trace.write_text(
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,a,2.2,ChatGPT,472,18,490,Conversation log\n45,a,3,ChatGPT,1087,230,1317,Conversation log\n"
+    )
+    requests = list(open_trace(trace).recorded())
+    assert requests[0].session > 1 << 52
+    write_trace(requests, tmp_path / kind)
+    assert list(open_trace(tmp_path / kind).recorded()) == requests
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_same_requests_same_bytes(tmp_path: Path, kind: str) -> None:
     write_trace(TWO, tmp_path / kind)
     (tmp_path / "other").mkdir()
