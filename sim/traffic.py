@@ -56,9 +56,10 @@ def trace_notes(scenario: Scenario, source: Source) -> tuple[str, ...]:
 
 def _source_of_prompts(scenario: Scenario) -> Source:
     w = scenario.workload
-    if w.model is not None and (w.trace is not None or w.multi_turn is not None):
-        other = "multi_turn" if w.trace is None else "trace"
-        raise ScenarioError(f"workload.model: workload.{other} says who asks for what as well; give one of the two")
+    files = [key for key in ("model", "trace", "multi_turn") if getattr(w, key) is not None]
+    if len(files) > 1:
+        first, other = files[:2]
+        raise ScenarioError(f"workload.{first}: workload.{other} says who asks for what as well; give one of the two")
     if w.trace is not None:
         try:
             return open_trace(

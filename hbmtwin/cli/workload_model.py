@@ -135,9 +135,12 @@ def generate(
     from hbmtwin.workloads.model_file import read_model
     from hbmtwin.workloads.model_traffic import ModelTraffic
     from hbmtwin.workloads.mooncake import write_mooncake
+    from hbmtwin.workloads.records import WorkloadError
     from hbmtwin.workloads.write_requests import write_trace
 
     _keep(model, out)
+    if format is RequestFormat.MOONCAKE and {".csv", ".parquet"} & set(out.suffixes):
+        raise UsageError(f"--format mooncake writes JSON lines; name a .jsonl file, not {out}")
     read = read_model(model)
     traffic = ModelTraffic(
         read, seed=seed, num_prompts=num_prompts, duration_s=duration, num_clients=clients, rate_scale=rate_scale
@@ -150,6 +153,8 @@ def generate(
         for r in traffic.requests():
             written, last_ns = written + 1, r.arrival_ns
             yield r
+        if not written:
+            raise WorkloadError(f"{model}: no request falls in {duration or read.span_s} s; take a longer --duration")
 
     if format is RequestFormat.MOONCAKE:
         write_mooncake(counted(), out)

@@ -105,6 +105,16 @@ def test_a_file_that_cannot_be_written_is_named_as_given(shell: Shell, trace: Pa
         assert (answer.code, answer.err) == (1, f"error: {name}: {said}")
 
 
+def test_traffic_of_no_request_and_lines_under_the_name_of_a_table_are_refused(shell: Shell, trace: Path) -> None:
+    shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
+    answer = shell("workload", "generate", "model.toml", "--out", "made.csv", "--duration", "1e-9")
+    assert (answer.code, "no request falls in 1e-09 s" in answer.err) == (1, True)
+    for name in ("made.csv", "made.csv.gz", "made.parquet"):
+        answer = shell("workload", "generate", "model.toml", "--out", name, "--format", "mooncake")
+        assert (answer.code, "name a .jsonl file" in answer.err) == (2, True)
+    assert not list(Path().glob("*made*"))
+
+
 def test_a_model_of_windows_without_end_is_refused(shell: Shell, trace: Path) -> None:
     shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
     text = Path("model.toml").read_text()
