@@ -130,6 +130,16 @@ ILLEGAL: list[tuple[list[str], str]] = [
         "= 1",
     ),
     (
+        ["workload.samples=4", "workload.multi_turn=conversations.json"],
+        "workload.samples: 4 answers to a prompt leave no one answer to go on with; leave workload.multi_turn out, or "
+        "samples = 1",
+    ),
+    (
+        ["workload.samples=4", "session.turns=1", "workload.max_concurrency=2"],
+        "workload.max_concurrency: 4 samples of a prompt come together, and a client lets requests in one by one; "
+        "leave it out, or set samples = 1",
+    ),
+    (
         ["workload.samples=4", "session.turns=1", "session.between_turns=keep"],
         "workload.samples: 4 answers to a prompt leave no one answer to go on with; set session.between_turns = "
         "'drop', or samples = 1",
@@ -405,7 +415,7 @@ def test_what_happens_out_of_memory_depends_on_the_policy() -> None:
             ],
         ),
         (["workload.trace=a.csv", "workload.time_scale=2", "workload.num_prompts=5"], []),
-        (["workload.time_scale=2"], ["workload.time_scale concerns a trace only"]),
+        (["workload.time_scale=2"], ["workload.time_scale concerns a trace or a model only"]),
         (["workload.users=3", "workload.burstiness=2"], ["workload.burstiness does not concern a closed loop"]),
         (["workload.request_rate=3", "workload.burstiness=2"], []),
     ],

@@ -320,9 +320,12 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text
 
 def columns_of_the_page() -> dict[int, dict[str, int]]:
     """The table of docs/workloads.md: of each capacity the figures by the name of their row."""
-    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
+    start = PAGE.index("| `capacity`")
+    rows = [line.strip("| ").split(" | ") for line in PAGE[start : PAGE.index("\n\n", start)].splitlines()]
     table = {
-        cells[0].strip("`"): [int(cell.replace(",", "")) for cell in cells[1:]] for cells in rows if len(cells) > 4
+        cells[0].strip("`"): [int(cell.replace(",", "")) for cell in cells[1:]]
+        for cells in rows
+        if cells[0].startswith("`")
     }
     capacities = table.pop("capacity")
     return {n: {name: cells[i] for name, cells in table.items()} for i, n in enumerate(capacities)}
