@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -69,6 +70,22 @@ def thin(frame: pd.DataFrame, signals: list[pd.Series[float]], columns: int = CO
         order = np.lexsort((signal.to_numpy(), column))
         keep += [order[starts], order[ends]]
     return frame.iloc[np.unique(np.concatenate(keep))]
+
+
+def band_trace(x: npt.NDArray[np.float64], bands: pd.DataFrame, name: str, colour: str) -> go.Scatter:
+    """The area between the columns ``p10`` and ``p90`` over *x*, shown and hidden with the lines of *name*."""
+    return go.Scatter(
+        x=np.concatenate([x, x[::-1]]),
+        y=np.concatenate([bands["p90"], bands["p10"][::-1]]),
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.13,
+        mode="lines",
+        line={"width": 0},
+        legendgroup=name,
+        showlegend=False,
+        hoverinfo="skip",
+    )
 
 
 def memory_over_time(results: Mapping[str, Result]) -> go.Figure:
@@ -304,18 +321,7 @@ def latency_by_turn(results: Mapping[str, Result]) -> go.Figure:
         bands = _bands(table, by_turn=turns)
         colour = colours[name]
         band = bands[bands["count"] >= 5]
-        figure.add_scatter(
-            x=np.concatenate([band["x"], band["x"][::-1]]),
-            y=np.concatenate([band["p90"], band["p10"][::-1]]),
-            fill="toself",
-            fillcolor=colour,
-            opacity=0.13,
-            mode="lines",
-            line={"width": 0},
-            legendgroup=name,
-            showlegend=False,
-            hoverinfo="skip",
-        )
+        figure.add_trace(band_trace(band["x"].to_numpy(), band, name, colour))
         figure.add_scatter(
             x=bands["x"],
             y=bands["p50"],

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from hbmtwin.api import Result
-from hbmtwin.dashboard.figures import style, thin
+from hbmtwin.dashboard.figures import band_trace, style, thin
 from hbmtwin.dashboard.palette import policy_colours
 
 SLICES = 60
@@ -60,20 +60,7 @@ def server_over_time(results: Mapping[str, Result]) -> go.Figure:
 def _queue(figure: go.Figure, result: Result, name: str, colour: str, *, row: int) -> None:
     bands = queue_bands(result.requests)
     time_s = bands["time_s"].to_numpy()
-    figure.add_scatter(
-        x=np.concatenate([time_s, time_s[::-1]]),
-        y=np.concatenate([bands["p90"], bands["p10"][::-1]]),
-        fill="toself",
-        fillcolor=colour,
-        opacity=0.13,
-        mode="lines",
-        line={"width": 0},
-        legendgroup=name,
-        showlegend=False,
-        hoverinfo="skip",
-        row=row,
-        col=1,
-    )
+    figure.add_trace(band_trace(time_s, bands, name, colour), row=row, col=1)
     figure.add_scatter(
         x=time_s,
         y=bands["p50"].to_numpy(),

@@ -31,3 +31,10 @@ FailOnSlo = Annotated[
     bool,
     typer.Option("--fail-on-slo", help="Exit with 3 when less than slo.attainment of the requests met the SLO."),
 ]
+TraceFormat = Annotated[
+    str | None, typer.Option(help="Format of the trace, where its columns would say another.", show_default=False)
+]
+Jitter = Annotated[bool, typer.Option("--jitter", help="Spread requests that share a tick of a coarse clock over it.")]
+SkipBadLines = Annotated[
+    bool, typer.Option("--skip-bad-lines", help="Leave out lines that are no request, and count them.")
+]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hbmtwin.cli.exits import OK, UsageError
-from hbmtwin.cli.options import Json
+from hbmtwin.cli.options import Jitter, Json, SkipBadLines, TraceFormat
 from hbmtwin.cli.output import json_text, stdout
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ SUMMARY = "workload.json"
 @workload_app.command()
 def describe(
     trace: Annotated[Path, typer.Argument(help="Trace of requests: CSV, JSON lines or Parquet, plain or gzip.")],
-    format: Annotated[
-        str | None, typer.Option(help="Format of the trace, where its columns would say another.", show_default=False)
-    ] = None,
+    format: TraceFormat = None,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -41,12 +39,8 @@ def describe(
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="Requests from the first on. Default: all.", show_default=False)
     ] = None,
-    jitter: Annotated[
-        bool, typer.Option("--jitter", help="Spread requests that share a tick of a coarse clock over it.")
-    ] = False,
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave out lines that are no request, and count them.")
-    ] = False,
+    jitter: Jitter = False,
+    skip_bad_lines: SkipBadLines = False,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="Take failed calls for requests too.")] = False,
     out: Annotated[
         Path | None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hbmtwin.cli.exits import OK, UsageError
-from hbmtwin.cli.options import Json
+from hbmtwin.cli.options import Jitter, Json, SkipBadLines, TraceFormat
 from hbmtwin.cli.output import json_text, stdout
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ def learn(
         float | None,
         typer.Option(min=1, help="Seconds in which rate and CV are constant. Default: 300; ServeGen's 600."),
     ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="Format of the trace, where its columns would say another.", show_default=False)
-    ] = None,
+    format: TraceFormat = None,
     block_size: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of the blocks that sharing is learned in. Default: the format's, else 16."),
@@ -48,12 +46,8 @@ def learn(
     request_rate: Annotated[
         float | None, typer.Option(help="Poisson arrivals a second, for a trace that has lengths and no times.")
     ] = None,
-    jitter: Annotated[
-        bool, typer.Option("--jitter", help="Spread requests that share a tick of a coarse clock over it.")
-    ] = False,
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave out lines that are no request, and count them.")
-    ] = False,
+    jitter: Jitter = False,
+    skip_bad_lines: SkipBadLines = False,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Lay generated traffic beside the trace, figure by figure.")
     ] = True,
