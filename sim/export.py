@@ -23,7 +23,7 @@ from pathlib import Path
 from hbmtwin.sim.export_csv import fill
 from hbmtwin.sim.export_openmetrics import openmetrics
 from hbmtwin.sim.export_perfetto import perfetto
-from hbmtwin.sim.result import CSV_FILES, Result, ResultError, write_directory
+from hbmtwin.sim.result import CSV_FILES, FILES, Result, ResultError, write_directory
 
 TEXTS: dict[str, Callable[[Result], Iterator[str]]] = {"perfetto": perfetto, "openmetrics": openmetrics}
 EXPORT_FORMATS = (*TEXTS, "csv")
@@ -63,7 +63,11 @@ def export(result: Result, fmt: str, path: Path) -> None:
 def check_exportable(fmt: str, path: Path) -> str | None:
     """Why nothing can be exported to *path*; None where it can. An older export of the format is replaced."""
     if fmt != "csv":
-        return f"{path}: is a directory; name a file" if path.is_dir() else None
+        if path.exists() and not path.is_file():
+            return f"{path}: is a {'directory' if path.is_dir() else 'device'}; name a file"
+        if path.name in FILES and (path.parent / "summary.json").exists():
+            return f"{path}: is a file of a result of hbmtwin; name another one"
+        return None
     if not path.exists() or (path.is_dir() and not {entry.name for entry in path.iterdir()} - set(CSV_FILES)):
         return None
     return f"{path}: exists and is no directory of CSV tables of hbmtwin; name a new directory"

@@ -41,7 +41,9 @@ def learn(
     format: TraceFormat = None,
     block_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of the blocks that sharing is learned in. Default: the format's, else 16."),
+        typer.Option(
+            min=1, max=2**40, help="Tokens of the blocks that sharing is learned in. Default: the format's, else 16."
+        ),
     ] = None,
     request_rate: Annotated[
         float | None, typer.Option(help="Poisson arrivals a second, for a trace that has lengths and no times.")
@@ -164,7 +166,9 @@ def generate(
 
 
 def _keep(source: Path, out: Path) -> None:
-    """Raise UsageError where what is written would take the place of what is read."""
+    """Raise UsageError where what is written would take the place of what is read, or has no name."""
+    if not out.name:
+        raise UsageError("--out needs the name of a file")
     if out.exists() and source.exists() and out.samefile(source):
         raise UsageError(f"--out {out} is the file that is read; name another one")
 

@@ -105,6 +105,11 @@ def test_a_file_that_cannot_be_written_is_named_as_given(shell: Shell, trace: Pa
         assert (answer.code, answer.err) == (1, f"error: {name}: {said}")
 
 
+@pytest.mark.parametrize("more", [["--out", ""], ["--out", "m.toml", "--block-size", str(2**63)]])
+def test_a_file_without_a_name_and_a_block_without_end_are_refused(shell: Shell, trace: Path, more: list[str]) -> None:
+    assert shell("workload", "learn", trace, *more).code == 2
+
+
 def test_traffic_of_no_request_and_lines_under_the_name_of_a_table_are_refused(shell: Shell, trace: Path) -> None:
     shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
     answer = shell("workload", "generate", "model.toml", "--out", "made.csv", "--duration", "1e-9")

@@ -334,6 +334,13 @@ def test_the_same_result_makes_the_same_bytes_also_when_it_was_stored(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.gz", "result", "two.gz"], "nothing else is left"
 
 
+def test_neither_a_device_nor_a_file_of_a_result_is_written_over(pressed: Result, tmp_path: Path) -> None:
+    pressed.save(tmp_path / "r")
+    for path, why in ((Path("/dev/null"), "is a device"), (tmp_path / "r" / "summary.json", "is a file of a result")):
+        with pytest.raises(ResultError, match=why):
+            export(pressed, "openmetrics", path)
+
+
 def test_a_name_that_ends_in_gz_is_packed(pressed: Result, tmp_path: Path) -> None:
     export(pressed, "perfetto", tmp_path / "deep" / "trace.json.gz")
     export(pressed, "perfetto", tmp_path / "trace.json")
