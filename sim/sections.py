@@ -17,7 +17,9 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from hbmtwin.sim.catalog import model_name
 
 _UNITS = {"": 1, "b": 1}
 for _power, _prefix in enumerate("kmgt", start=1):
@@ -67,7 +69,9 @@ class Section(BaseModel):
 class ModelSection(Section):
     """What is served."""
 
-    name: str = Field("llama-2-7b", description="catalog id, or a path to a Hugging Face config.json")
+    name: Annotated[str, AfterValidator(model_name)] = Field(
+        "llama-2-7b", description="catalog id, its id at Hugging Face, or a path to a config.json"
+    )
 
 
 class DeviceSection(Section):

@@ -19,7 +19,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from hbmtwin.cli.exits import UsageError
@@ -136,7 +135,6 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]], l
 def _settings(words: Mapping[str, list[str]], dropped: list[str]) -> list[_Setting]:
     one = {word: values[-1] for word, values in words.items() if word != "--goodput"}
     settings = [_Setting(word, KEYS[word], value) for word, value in one.items() if word in KEYS]
-    settings = [s._replace(value=_model(s.value)) if s.word == "--model" else s for s in settings]
     if "--input-file" in one and _number("--request-rate", one.get("--request-rate", "1")) == 0:
         settings = [s._replace(value="inf") if s.word == "--request-rate" else s for s in settings]  # 0: no waiting
     if "--ramp-up-strategy" in one and one.get("--request-rate", "inf") != "inf":
@@ -147,11 +145,6 @@ def _settings(words: Mapping[str, list[str]], dropped: list[str]) -> list[_Setti
     if "--goodput" in words:
         settings += _goodput(words["--goodput"])
     return settings
-
-
-def _model(name: str) -> str:
-    """The catalog's id for a repository's name, such as meta-llama/Llama-3.1-8B; a path stays."""
-    return name if Path(name).exists() else name.rpartition("/")[2].lower()
 
 
 def _dataset(one: Mapping[str, str], dropped: list[str]) -> list[_Setting]:

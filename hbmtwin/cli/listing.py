@@ -21,6 +21,7 @@ from hbmtwin.api import (
     device,
     device_allocators,
     devices,
+    hugging_face_ids,
     kv_layout,
     kv_policies,
     model,
@@ -44,6 +45,7 @@ def list_models() -> dict[str, dict[str, Any]]:
             **asdict(model(name)),
             "kv_token_bytes": kv_token_bytes(model(name)),
             "weight_bytes": weight_bytes_per_rank(model(name)),
+            "hugging_face_ids": hugging_face_ids(name),
         }
         for name in models()
     }

@@ -318,7 +318,7 @@ def print_models(console: Console, models: Mapping[str, Mapping[str, Any]]) -> N
     """The models of the catalog; KV and weights of one rank that holds all of it."""
     header = (
         *("model", "layers", "heads", "KV\nheads", "head\nsize", "longest\n(tokens)"),
-        *("KV (KiB\nper token)", "weights\n(GiB)"),
+        *("KV (KiB\nper token)", "weights\n(GiB)", "at Hugging Face"),
     )
     cells = [
         (
@@ -327,10 +327,11 @@ def print_models(console: Console, models: Mapping[str, Mapping[str, Any]]) -> N
             f"{m['max_position_embeddings']:,}",
             f"{m['kv_token_bytes'] / 1024:,.0f}",
             f"{m['weight_bytes'] / GIB:.2f}",
+            ", ".join(m["hugging_face_ids"]),
         )
         for name, m in models.items()
     ]
-    print_table(console, header, cells)
+    print_table(console, header, cells, words=header[-1:])
 
 
 def print_policies(console: Console, policies: Sequence[Mapping[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 
 from hbmtwin.sim.catalog.device_table import device, devices
 from hbmtwin.sim.catalog.errors import CatalogError
-from hbmtwin.sim.catalog.model_table import model, models
+from hbmtwin.sim.catalog.model_table import hugging_face_ids, model, model_name, models
 from hbmtwin.sim.catalog.workload_table import WorkloadPreset, workload_preset, workload_presets
 
 __all__ = [
@@ -11,7 +11,9 @@ __all__ = [
     "WorkloadPreset",
     "device",
     "devices",
+    "hugging_face_ids",
     "model",
+    "model_name",
     "models",
     "workload_preset",
     "workload_presets",

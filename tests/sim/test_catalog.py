@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hbmtwin.kernels.weights import weight_bytes
-from hbmtwin.sim.catalog import CatalogError, device, devices, model, models
+from hbmtwin.sim.catalog import CatalogError, device, devices, hugging_face_ids, model, model_name, models
 from hbmtwin.sim.catalog.device_table import FIGURES, spec_of
+from hbmtwin.sim.sections import ModelSection
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -75,9 +77,69 @@ def test_unknown_ids_come_with_the_nearest() -> None:
     with pytest.raises(CatalogError, match=r"unknown device 'a100-80': did you mean 'a100-80gb'\?"):
         device("a100-80")
     with pytest.raises(CatalogError, match=r"did you mean 'llama-2-7b'\?.*nothing is downloaded"):
-        model("meta-llama/Llama-2-7b-hf")
+        model("Llama_2-7b-hg")
     with pytest.raises(CatalogError, match="The catalog has a100-80gb, ascend-910b2, ascend-910b4"):
         device("tpu")
+
+
+# -- a model by its repository ---------------------------------------------------------------------------------------
+
+
+def test_every_model_has_repositories_of_the_shape_that_the_hub_gives_them_and_shares_none() -> None:
+    every = [id for name in models() for id in hugging_face_ids(name)]
+    assert len({id.lower() for id in every}) == len(every) >= len(models())
+    for name in models():
+        assert hugging_face_ids(name)
+        for id in hugging_face_ids(name):
+            assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9][A-Za-z0-9._-]{0,95}", id)
+        assert any(id in model(name).source for id in hugging_face_ids(name))  # the one that its sizes are from
+
+
+@pytest.mark.parametrize("name", models())
+def test_a_repository_is_its_model_in_any_case(name: str) -> None:
+    for id in hugging_face_ids(name):
+        for written in (id, id.upper(), id.lower()):
+            assert model(written) == model(name)
+            assert model_name(written) == name
+    assert model_name(name.upper()) == name
+
+
+def test_a_scenario_has_the_name_of_the_catalog_however_the_model_was_called() -> None:
+    assert ModelSection(name="meta-LLAMA/llama-2-7b-HF").name == "llama-2-7b"
+    assert ModelSection(name="mistralai/Mistral-7B-Instruct-v0.1").name == "mistral-7b-v0.1"
+    assert ModelSection(name="a-mirror/Gemma-2-9B").name == "gemma-2-9b"
+    assert ModelSection(name="meta-llama/Llama-2-13b-hf").name == "meta-llama/Llama-2-13b-hf"
+
+
+def test_a_directory_of_that_name_comes_before_the_repository_as_in_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(config(tmp_path, num_hidden_layers=3)).parent
+    (tmp_path / "meta-llama").mkdir()
+    folder.rename(tmp_path / "meta-llama" / "Llama-2-7b-hf")
+    monkeypatch.chdir(tmp_path)
+    assert model("meta-llama/Llama-2-7b-hf").num_layers == 3
+    assert ModelSection(name="meta-llama/Llama-2-7b-hf").name == "meta-llama/Llama-2-7b-hf"
+    assert model("Meta-Llama/Llama-2-7b-hf").num_layers == 32  # letters count on disk
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("meta-llama/Llama-2-13b-hf", "did you mean 'llama-2-7b' or 'meta-llama/Llama-2-7b-hf'? The"),
+        ("meta-lama/Llama-3.1-8B-Instuct", "did you mean 'llama-3.1-8b' or 'meta-llama/Llama-3.1-8B-Instruct'? The"),
+        ("mistral_7b", "did you mean 'mistral-7b-v0.1'? The"),
+        ("Qwen/Qwen2.5-7B-Instruct", "unknown model 'Qwen/Qwen2.5-7B-Instruct': The catalog has bamba-9b, "),
+        ("x" * 300, "x': The catalog has bamba-9b, "),
+        ("a\0b", "'a\\x00b': The catalog has bamba-9b, "),
+    ],
+    ids=["a size that is not there", "typing errors", "own", "none", "long", "null"],
+)
+def test_an_unknown_model_is_told_the_nearest_names_of_both_kinds(name: str, nearest: str) -> None:
+    with pytest.raises(CatalogError) as refused:
+        model(name)
+    assert nearest in str(refused.value)
+    assert "give the path of its config.json" in str(refused.value)
 
 
 def test_a_config_on_disk_equals_the_catalog(tmp_path: Path) -> None:
