@@ -11,10 +11,10 @@ import typer
 
 from hbmtwin import __version__
 from hbmtwin.cli.bench_command import HELP, BenchCommand
-from hbmtwin.cli.exits import FAILURE, INTERRUPTED, OK, TERMINATED, USAGE, exit_code_of, subtraction
+from hbmtwin.cli.exits import FAILURE, OK, USAGE, exit_code_of, subtraction
 from hbmtwin.cli.export import export
 from hbmtwin.cli.operations import replay, validate_allocator
-from hbmtwin.cli.process import Terminated, open_closed_streams, sigterm_raises
+from hbmtwin.cli.process import INTERRUPTED, TERMINATED, Terminated, interrupted, open_closed_streams, sigterm_raises
 from hbmtwin.cli.simulate import compare, run
 from hbmtwin.cli.start import catalog, init
 from hbmtwin.cli.workload import workload_app
@@ -48,13 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with sigterm_raises():
             code = app(args=argv, prog_name="hbmtwin", standalone_mode=False)
+        if code == INTERRUPTED:  # Typer has taken it, and said nothing
+            return interrupted()
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
         return code if isinstance(code, int) else OK
     except typer.TyperException as error:
         return _complain(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return interrupted()
     except Terminated:
         return TERMINATED
     except BrokenPipeError:  # `hbmtwin catalog | head`: the reader has seen enough

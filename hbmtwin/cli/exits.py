@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import typer
 
-OK, FAILURE, USAGE, DOES_NOT_FIT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+OK, FAILURE, USAGE, DOES_NOT_FIT = 0, 1, 2, 3
 DIFFERS = 3
 
 

@@ -11,8 +11,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes: 128 and the number of the signal, as shells have it."""
+
+
 class Terminated(BaseException):
     """SIGTERM as an exception, so that it cleans up on its way as Ctrl-C does."""
+
+
+def interrupted() -> int:
+    """Say so on stderr, and return the exit code."""
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def open_closed_streams() -> None:
