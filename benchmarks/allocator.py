@@ -21,7 +21,7 @@ from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.validation.emulated import EmulatedNpu, EmulatorUnavailable
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 GIB = 1 << 30
 CAPACITY = 64 * GIB

@@ -23,20 +23,20 @@ from pathlib import Path
 
 import numpy as np
 
-from hbmtwin.workloads.acceptance import figures
 from hbmtwin.workloads.arrivals import Arrivals
 from hbmtwin.workloads.conversations import Conversations
-from hbmtwin.workloads.describe import Description, describe
-from hbmtwin.workloads.learn import learn
+from hbmtwin.workloads.formats.mooncake import MOONCAKE_BLOCK_SIZE
+from hbmtwin.workloads.formats.traces import open_trace
+from hbmtwin.workloads.learned.acceptance import figures
+from hbmtwin.workloads.learned.learn import learn
+from hbmtwin.workloads.learned.measured import measured
+from hbmtwin.workloads.learned.model import TrafficModel
+from hbmtwin.workloads.learned.servegen import read_servegen
+from hbmtwin.workloads.learned.traffic import ModelTraffic
 from hbmtwin.workloads.lengths import Length
-from hbmtwin.workloads.measured import measured
-from hbmtwin.workloads.model import TrafficModel
-from hbmtwin.workloads.model_traffic import ModelTraffic
-from hbmtwin.workloads.mooncake import MOONCAKE_BLOCK_SIZE
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.records import Request
-from hbmtwin.workloads.servegen import read_servegen
-from hbmtwin.workloads.traces import open_trace
+from hbmtwin.workloads.statistics.describe import Description, describe
 
 AZURE = "azure2023_conv.csv.gz"
 MOONCAKE = "mooncake_fast25_conversation.jsonl.gz"

@@ -9,10 +9,10 @@ from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import style
 from hbmtwin.dashboard.palette import ALARM, ARRIVALS, INK, OUTPUTS, PROMPTS
-from hbmtwin.workloads.arrival_statistics import CV_WINDOW_S, Bars
-from hbmtwin.workloads.describe import Description
-from hbmtwin.workloads.length_statistics import QUANTILES, LengthStatistics
-from hbmtwin.workloads.reuse_statistics import ReuseStatistics
+from hbmtwin.workloads.statistics.arrivals import CV_WINDOW_S, Bars
+from hbmtwin.workloads.statistics.describe import Description
+from hbmtwin.workloads.statistics.lengths import QUANTILES, LengthStatistics
+from hbmtwin.workloads.statistics.reuse import ReuseStatistics
 
 BINS = 80
 """Bars at most of a distribution of lengths."""

@@ -14,7 +14,7 @@ from hbmtwin import __version__
 from hbmtwin.dashboard.figures import inline
 from hbmtwin.dashboard.workload_figure import arrivals_at_two_scales, length_distributions, reuse_by_capacity
 from hbmtwin.dashboard.workload_words import Rows, facts, headline, lengths_table, reuse_table, windows_table
-from hbmtwin.workloads.describe import Description
+from hbmtwin.workloads.statistics.describe import Description
 
 _NOTHING_SHARED = "<p>The trace tells of no prompt that begins as another does.</p>"
 

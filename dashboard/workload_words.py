@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hbmtwin.dashboard.verdict import MISSING, number_text, percent_text, seconds_text
-from hbmtwin.workloads.arrival_statistics import ArrivalStatistics, WindowCounts
-from hbmtwin.workloads.describe import Description
-from hbmtwin.workloads.length_statistics import QUANTILES, LengthStatistics
-from hbmtwin.workloads.reuse_statistics import ReuseStatistics
-from hbmtwin.workloads.session_statistics import SessionStatistics
+from hbmtwin.workloads.statistics.arrivals import ArrivalStatistics, WindowCounts
+from hbmtwin.workloads.statistics.describe import Description
+from hbmtwin.workloads.statistics.lengths import QUANTILES, LengthStatistics
+from hbmtwin.workloads.statistics.reuse import ReuseStatistics
+from hbmtwin.workloads.statistics.sessions import SessionStatistics
 
 
 class Rows(NamedTuple):

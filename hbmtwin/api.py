@@ -41,10 +41,10 @@ from hbmtwin.sim.scheduler import schedulers
 from hbmtwin.sim.serial_reuse import ReuseTerms, reuse_terms
 from hbmtwin.sim.slo import objectives
 from hbmtwin.sim.what_would_hold import ran_short, what_would_hold
-from hbmtwin.workloads.describe import Description, describe
-from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
+from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
+from hbmtwin.workloads.formats.traces import open_trace
 from hbmtwin.workloads.records import Request, Source, WorkloadError
-from hbmtwin.workloads.traces import open_trace
+from hbmtwin.workloads.statistics.describe import Description, describe
 
 __all__ = [
     "CHOSEN_BY_MODEL",

@@ -21,7 +21,7 @@ from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.allocators.stats import ACTIVE_BYTES, ALLOCATED_BYTES, REQUESTED_BYTES, RESERVED_BYTES, StatsGrid
-from hbmtwin.workloads.memory_trace import POOL_FLAGS, MemoryOp, MemoryTrace
+from hbmtwin.workloads.formats.memory_trace import POOL_FLAGS, MemoryOp, MemoryTrace
 
 FEATURES: Final[Mapping[str, str]] = {
     "record_stream": "streams",

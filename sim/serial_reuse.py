@@ -14,7 +14,7 @@
       = paged
 
 Each term is the difference of two replays, of which one has it and the other has not. Ideal caches are those of
-``workloads/reuse_curve.py``, touched last to first: paged lets the tail of a chain go before its root.
+``workloads/statistics/reuse_curve.py``, touched last to first: paged lets the tail of a chain go before its root.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from hbmtwin.allocators.direct import DirectAllocator, DirectConfig
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.records import KVLayout, KVSequence, Refused, Release
+from hbmtwin.workloads.block_chain import block_chain
 from hbmtwin.workloads.records import Request, Span, WorkloadError, output_stream
-from hbmtwin.workloads.reuse_curve import block_chain, reuse_hits
+from hbmtwin.workloads.statistics.reuse_curve import reuse_hits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,14 @@ from hbmtwin.sim.prompts import clients_of, conversations_of, spelled_out
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.workloads.builtin import NUM_PROMPTS
 from hbmtwin.workloads.closed_loop import ClosedLoop
-from hbmtwin.workloads.model_source import open_model
-from hbmtwin.workloads.multi_turn import MultiTurn, read_multi_turn
+from hbmtwin.workloads.formats.multi_turn import MultiTurn, read_multi_turn
+from hbmtwin.workloads.formats.replay import Replay
+from hbmtwin.workloads.formats.traces import open_trace
+from hbmtwin.workloads.learned.source import open_model
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.priorities import Priorities
 from hbmtwin.workloads.records import Source, WorkloadError
-from hbmtwin.workloads.replay import Replay
 from hbmtwin.workloads.samples import Samples
-from hbmtwin.workloads.traces import open_trace
 
 
 def source_of(scenario: Scenario) -> Source:

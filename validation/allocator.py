@@ -16,7 +16,7 @@ from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.emulated.records import OUTCOMES
 from hbmtwin.validation.legality import check_trace
 from hbmtwin.validation.simulated import simulate
-from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace
+from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace
 
 BESIDE_STATISTICS = 3
 """Numbers compared at each operation besides the statistics: address, outcome, and the driver's bytes in use."""

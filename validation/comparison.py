@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hbmtwin.validation.emulated.records import ACTIONS, BLOCK_STATES, OUTCOMES, RealError, RealRun, Table
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 _OOM_ENTRY = ACTIONS.index("oom")
 

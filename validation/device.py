@@ -28,7 +28,7 @@ from hbmtwin.validation.emulated import Crash, NpuSettings, RealError, RealRun
 from hbmtwin.validation.emulated.job import Job
 from hbmtwin.validation.emulated.records import ACTIONS, Table
 from hbmtwin.validation.simulated import simulate
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 DeviceKind = Literal["npu", "cuda"]
 WORKER = (sys.executable, "-P", "-m", "hbmtwin.validation.device_worker")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hbmtwin.sim.replay import ReplayError
 from hbmtwin.validation.emulated.npu import CREATED_STREAMS
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 
 def check_trace(name: str, ops: Iterable[MemoryOp]) -> None:

@@ -23,7 +23,7 @@ from hbmtwin.validation.emulated.records import (
     RealRun,
     Table,
 )
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 DONE, OOM, ERROR = range(len(OUTCOMES))
 _ACTIONS = {action: code for code, action in enumerate(ACTIONS)}

@@ -7,8 +7,11 @@ from hbmtwin.workloads.builtin import builtin
 from hbmtwin.workloads.clients import Client, Clients
 from hbmtwin.workloads.closed_loop import ClosedLoop
 from hbmtwin.workloads.conversations import Conversations
+from hbmtwin.workloads.formats.mooncake import write_mooncake
+from hbmtwin.workloads.formats.replay import Replay
+from hbmtwin.workloads.formats.traces import open_trace, trace_lengths
+from hbmtwin.workloads.formats.write_requests import write_csv, write_trace
 from hbmtwin.workloads.lengths import Fixed, Length, LogNormal, Quantiles, Uniform, Values, Zipf, length_from
-from hbmtwin.workloads.mooncake import write_mooncake
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.prefixes import PrefixBucket, Prefixes
 from hbmtwin.workloads.priorities import Priorities
@@ -23,11 +26,8 @@ from hbmtwin.workloads.records import (
     output_stream,
     user_stream,
 )
-from hbmtwin.workloads.replay import Replay
 from hbmtwin.workloads.samples import Samples
 from hbmtwin.workloads.think_times import ConstantTime, ExponentialTime, LogNormalTime, ThinkTime, think_time_from
-from hbmtwin.workloads.traces import open_trace, trace_lengths
-from hbmtwin.workloads.write_requests import write_csv, write_trace
 
 __all__ = [
     "Arrivals",

@@ -10,7 +10,7 @@ from oom_point import copies, oom_point
 
 from hbmtwin import kv_layout, model
 from hbmtwin.allocators.retention import retention_rule
-from hbmtwin.workloads.traces import trace_lengths
+from hbmtwin.workloads.formats.traces import trace_lengths
 
 TRACES = HERE / "../../../shared/traces"
 """Recorded traffic, where it lies beside the repository."""

@@ -50,9 +50,9 @@ def describe(
 ) -> int:
     """Print the statistics of a trace: arrivals, lengths, sessions, sharing."""
     from hbmtwin.cli.workload_tables import print_description
-    from hbmtwin.workloads.describe import BLOCK_SIZE
-    from hbmtwin.workloads.describe import describe as describe_requests
-    from hbmtwin.workloads.traces import TimelessTrace, open_trace, trace_lengths
+    from hbmtwin.workloads.formats.traces import TimelessTrace, open_trace, trace_lengths
+    from hbmtwin.workloads.statistics.describe import BLOCK_SIZE
+    from hbmtwin.workloads.statistics.describe import describe as describe_requests
 
     if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"{out} is no directory; name another one for --out")

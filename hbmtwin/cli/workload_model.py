@@ -17,8 +17,8 @@ from hbmtwin.cli.output import json_text, stdout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hbmtwin.workloads.acceptance import Figure
-    from hbmtwin.workloads.model import TrafficModel
+    from hbmtwin.workloads.learned.acceptance import Figure
+    from hbmtwin.workloads.learned.model import TrafficModel
     from hbmtwin.workloads.records import Request
 
 
@@ -57,15 +57,15 @@ def learn(
     json_: Json = False,
 ) -> int:
     """Learn a model from a trace: arrivals by window, lengths, sessions and sharing."""
-    from hbmtwin.workloads.acceptance import figures
-    from hbmtwin.workloads.describe import BLOCK_SIZE, describe
-    from hbmtwin.workloads.learn import WINDOW_S, learn_lengths
-    from hbmtwin.workloads.learn import learn as learn_requests
-    from hbmtwin.workloads.model_file import write_model
-    from hbmtwin.workloads.model_traffic import ModelTraffic
+    from hbmtwin.workloads.formats.traces import TimelessTrace, open_trace, trace_lengths
+    from hbmtwin.workloads.learned.acceptance import figures
+    from hbmtwin.workloads.learned.learn import WINDOW_S, learn_lengths
+    from hbmtwin.workloads.learned.learn import learn as learn_requests
+    from hbmtwin.workloads.learned.model_file import write_model
+    from hbmtwin.workloads.learned.servegen import is_servegen, read_servegen
+    from hbmtwin.workloads.learned.traffic import ModelTraffic
     from hbmtwin.workloads.records import WorkloadError
-    from hbmtwin.workloads.servegen import is_servegen, read_servegen
-    from hbmtwin.workloads.traces import TimelessTrace, open_trace, trace_lengths
+    from hbmtwin.workloads.statistics.describe import BLOCK_SIZE, describe
 
     _keep(trace, out)
     found: tuple[Figure, ...] = ()
@@ -128,11 +128,11 @@ def generate(
     json_: Json = False,
 ) -> int:
     """Write traffic of a model: as long, as dense and of as many clients as wanted."""
-    from hbmtwin.workloads.model_file import read_model
-    from hbmtwin.workloads.model_traffic import ModelTraffic
-    from hbmtwin.workloads.mooncake import write_mooncake
+    from hbmtwin.workloads.formats.mooncake import write_mooncake
+    from hbmtwin.workloads.formats.write_requests import write_trace
+    from hbmtwin.workloads.learned.model_file import read_model
+    from hbmtwin.workloads.learned.traffic import ModelTraffic
     from hbmtwin.workloads.records import WorkloadError
-    from hbmtwin.workloads.write_requests import write_trace
 
     _keep(model, out)
     if format is RequestFormat.MOONCAKE and {".csv", ".parquet"} & set(out.suffixes):

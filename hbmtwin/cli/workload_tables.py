@@ -8,7 +8,7 @@ from rich.table import Table
 
 from hbmtwin.cli.tables import print_table
 from hbmtwin.dashboard.workload_words import Rows, facts, headline, lengths_table, reuse_table, windows_table
-from hbmtwin.workloads.describe import Description
+from hbmtwin.workloads.statistics.describe import Description
 
 
 def print_description(console: Console, name: str, d: Description) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hbmtwin.allocators.caching import AllocatorConf, ConfRuntimeError, ConfValueError
 from hbmtwin.allocators.caching.conf_text import double, size_t
 from hbmtwin.validation.emulated import EmulatedNpu, EmulatorUnavailable, NpuSettings
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 MIB = 1 << 20
 UNLIMITED = (1 << 64) - 1

@@ -17,7 +17,7 @@ from hbmtwin.allocators import HbmDriver, pooled
 from hbmtwin.allocators.free_lists import ByAddress, BySize, LargestFirst, LinkedBlock, NextFit
 from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.sim.replay import make_allocator, replay
-from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
+from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 
 FOLDER = Path(__file__).parents[1] / "golden" / "traces"
 TABLE = FOLDER / "golden.json"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.workloads.memory_trace import MemoryOp, write_memory_trace
+from hbmtwin.workloads.formats.memory_trace import MemoryOp, write_memory_trace
 
 Shell = Callable[..., Any]
 

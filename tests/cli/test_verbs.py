@@ -17,8 +17,8 @@ import pytest
 
 from hbmtwin.api import PRESETS, Result, Scenario, device_allocators
 from hbmtwin.sim.traffic import source_of
-from hbmtwin.workloads.learn import learn_lengths
-from hbmtwin.workloads.model_file import write_model
+from hbmtwin.workloads.learned.learn import learn_lengths
+from hbmtwin.workloads.learned.model_file import write_model
 
 Shell = Callable[..., Any]
 

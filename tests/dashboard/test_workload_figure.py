@@ -19,9 +19,9 @@ from hbmtwin.dashboard.workload_figure import (
 from hbmtwin.dashboard.workload_report import write_workload_report
 from hbmtwin.dashboard.workload_words import facts, headline, lengths_table, windows_table
 from hbmtwin.workloads import Request
-from hbmtwin.workloads.describe import Description, describe
-from hbmtwin.workloads.length_statistics import length_statistics
 from hbmtwin.workloads.records import user_stream
+from hbmtwin.workloads.statistics.describe import Description, describe
+from hbmtwin.workloads.statistics.lengths import length_statistics
 
 S = 10**9
 

@@ -11,9 +11,9 @@ from hbmtwin.sim.run import run
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads import Replay, Status, WorkloadError
-from hbmtwin.workloads.measured import Measured
-from hbmtwin.workloads.model import Client, LengthWindow, Sharing, TrafficModel, Window
-from hbmtwin.workloads.model_file import write_model
+from hbmtwin.workloads.learned.measured import Measured
+from hbmtwin.workloads.learned.model import Client, LengthWindow, Sharing, TrafficModel, Window
+from hbmtwin.workloads.learned.model_file import write_model
 
 SHARING = Sharing(
     block_size=16,

@@ -27,7 +27,7 @@ from hbmtwin.sim.replay import (
 )
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace
+from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace
 
 MIB = 1 << 20
 SHORTAGE = [

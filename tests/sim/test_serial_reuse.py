@@ -20,10 +20,11 @@ from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.serial_reuse import ReuseTerms, paged_hits, reuse_terms
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads import Conversations, Fixed, Request, Status, WorkloadError, output_stream
-from hbmtwin.workloads.mooncake import mooncake_chains
+from hbmtwin.workloads.block_chain import block_chain
+from hbmtwin.workloads.formats.mooncake import mooncake_chains
+from hbmtwin.workloads.formats.traces import open_trace
 from hbmtwin.workloads.records import Span
-from hbmtwin.workloads.reuse_curve import block_chain, reuse_curve, reuse_hits
-from hbmtwin.workloads.traces import open_trace
+from hbmtwin.workloads.statistics.reuse_curve import reuse_curve, reuse_hits
 
 MOONCAKE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "mooncake_fast25_conversation.jsonl.gz"
 needs_mooncake = pytest.mark.skipif(not MOONCAKE.exists(), reason="the Mooncake trace is not beside this checkout")

@@ -13,12 +13,12 @@ from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.traffic import source_of, trace_notes
 from hbmtwin.workloads.builtin import NUM_PROMPTS, builtin
 from hbmtwin.workloads.closed_loop import ClosedLoop
+from hbmtwin.workloads.formats.replay import Replay
+from hbmtwin.workloads.formats.traces import open_trace
 from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.priorities import Priorities
 from hbmtwin.workloads.records import Request, WorkloadError
-from hbmtwin.workloads.replay import Replay
 from hbmtwin.workloads.samples import Samples
-from hbmtwin.workloads.traces import open_trace
 
 
 def scenario(*overrides: str, seed: int = 0) -> Scenario:

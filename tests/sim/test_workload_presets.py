@@ -17,7 +17,8 @@ from hbmtwin.sim.catalog.workload_table import preset_of
 from hbmtwin.sim.scenario import known_keys
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads import Status
-from hbmtwin.workloads.reuse_curve import block_chain, reuse_curve
+from hbmtwin.workloads.block_chain import block_chain
+from hbmtwin.workloads.statistics.reuse_curve import reuse_curve
 
 NAMES = (
     *("azure-conv", "mooncake-conversation", "sharegpt", "arxiv-summarization", "reasoning-r1", "interactive-chat"),

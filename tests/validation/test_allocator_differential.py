@@ -16,7 +16,7 @@ from hbmtwin.validation.configurations import CONFIGURATIONS, configuration
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.simulated import simulate
 from hbmtwin.validation.traffic import Configuration
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 MIB = 1 << 20
 OPERATIONS = 4000

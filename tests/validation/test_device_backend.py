@@ -15,7 +15,7 @@ from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable, Recorded
 from hbmtwin.validation.emulated import EmulatorUnavailable, NpuSettings
 from hbmtwin.validation.emulated.build import build_emulator
 from hbmtwin.validation.emulated.records import ACTIONS, ENTRY
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 MIB = 1 << 20
 

@@ -2,7 +2,7 @@
 
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.emulated.records import ACTIONS, BLOCK_STATES, CALLS
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 
 def states(run: RealRun) -> list[str]:

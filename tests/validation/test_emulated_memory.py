@@ -8,7 +8,7 @@ import pytest
 
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.emulated.records import ACTIONS, BLOCK_STATES, CALLS, Table
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun, WorkerDied
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ import signal
 
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealError
 from hbmtwin.validation.emulated.records import CALLS
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -3,7 +3,7 @@
 import pytest
 
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealError
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 MIB = 1 << 20
 ONE = [MemoryOp("malloc", 1, 100)]

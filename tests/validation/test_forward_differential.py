@@ -29,7 +29,7 @@ from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.validation.allocator import Case, EmulatedBackend, Report, validate
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
-from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace
+from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace
 
 LLAMA_7B_WEIGHTS = 13_477_879_808
 TOKEN_BYTES = 524_288

@@ -10,7 +10,7 @@ import pytest
 from hbmtwin.allocators.caching import AllocatorConf
 from hbmtwin.validation.configurations import CONFIGURATIONS, configuration
 from hbmtwin.validation.traffic import Configuration
-from hbmtwin.workloads.memory_trace import OPERATIONS, read_memory_trace, write_memory_trace
+from hbmtwin.workloads.formats.memory_trace import OPERATIONS, read_memory_trace, write_memory_trace
 
 NAMES = [c.name for c in CONFIGURATIONS]
 

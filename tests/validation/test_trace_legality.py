@@ -12,7 +12,7 @@ from hbmtwin.validation.allocator import Case, EmulatedBackend, validate
 from hbmtwin.validation.configurations import CONFIGURATIONS
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.legality import check_trace
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 BEGIN, END, DELETE = (MemoryOp(f"mempool_{verb}", "mine") for verb in ("begin", "end", "delete"))
 STREAM_33 = "there is no stream 33, torch has 32 besides the default one; number them from 0 to 32"

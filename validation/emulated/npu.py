@@ -17,7 +17,7 @@ from hbmtwin.validation.emulated.build import build_emulator
 from hbmtwin.validation.emulated.job import AT, ERRORS, OUTPUT, RESULTS, START, STATS, TABLES, TIMING, Job, Row
 from hbmtwin.validation.emulated.process import Worker, WorkerDied, tail
 from hbmtwin.validation.emulated.records import Crash, NpuSettings, RawTiming, RealError, RealRun
-from hbmtwin.workloads.memory_trace import OPERATIONS, MemoryOp
+from hbmtwin.workloads.formats.memory_trace import OPERATIONS, MemoryOp
 
 CREATED_STREAMS = 32
 """torch_npu's pool of streams; the next one would be the first again."""

@@ -22,7 +22,7 @@ from hbmtwin.validation.allocator import Case
 from hbmtwin.validation.comparison import base_address, segment_lines
 from hbmtwin.validation.emulated.cuda.real import EmulatedCuda
 from hbmtwin.validation.emulated.records import NpuSettings, RealRun
-from hbmtwin.workloads.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
+from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 
 STATISTICS: Final = {
     "reserved_bytes": "reserved_bytes.all.current",

@@ -14,7 +14,7 @@ from hbmtwin.validation.emulated.cuda.build import build_cuda
 from hbmtwin.validation.emulated.process import SETTING_VARIABLES, WorkerDied
 from hbmtwin.validation.emulated.records import BLOCK, ENTRY, RESULT, SEGMENT, NpuSettings, RealError, RealRun, Table
 from hbmtwin.validation.simulated import simulate
-from hbmtwin.workloads.memory_trace import OPERATIONS, MemoryOp
+from hbmtwin.workloads.formats.memory_trace import OPERATIONS, MemoryOp
 
 Ours = Callable[[Sequence[MemoryOp], NpuSettings], RealRun]
 

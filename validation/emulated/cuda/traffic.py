@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from hbmtwin.validation.traffic import GIB, MIB, THRESHOLDS, Configuration, Traffic
-from hbmtwin.workloads.memory_trace import MemoryOp
+from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 _EXPANDABLE: Final = "expandable_segments:True"
 _WHOLE: Final = tuple(range(10 * MIB, 48 * MIB, 2 * MIB))
