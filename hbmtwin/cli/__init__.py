@@ -12,8 +12,8 @@
     process         streams and signals, which are there before all else
 
 The simulator, pandas and Plotly are imported inside the verbs that need them: together they cost most of a second,
-which ``--help`` and shell completion should not pay. Nor is Typer imported here, which takes a fifth: whoever interrupts
-meanwhile gets no traceback.
+which ``--help`` and shell completion should not pay. Nor is Typer imported here, which takes a fifth of one: whoever
+interrupts it gets no traceback.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes: 128 and the number of the signal, as shells have it."""
 

@@ -93,7 +93,9 @@ def test_sigterm_leaves_nothing_behind_and_no_process(verb: Sequence[str], tmp_p
 # -- from the first import on ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["typer", "hbmtwin.cli.exits", "numpy", "pandas", "hbmtwin.workloads", "hbmtwin.api"])
+@pytest.mark.parametrize(
+    "module", ["typer", "hbmtwin.cli.exits", "numpy", "pandas", "hbmtwin.workloads", "hbmtwin.api"]
+)
 def test_ctrl_c_while_modules_are_imported(module: str, tmp_path: Path) -> None:
     """Python tells each module when it is there; the next one is then under way."""
     server = subprocess.Popen(
