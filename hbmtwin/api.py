@@ -28,11 +28,12 @@ from hbmtwin.sim.catalog import (
 from hbmtwin.sim.engine_config import Progress
 from hbmtwin.sim.experiment import compare, differences
 from hbmtwin.sim.export import EXPORT_FORMATS, check_exportable, export
+from hbmtwin.sim.fit import memory_budget
 from hbmtwin.sim.kv_layout import DTYPES as KV_DTYPES
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
 from hbmtwin.sim.legality import notes
-from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget, memory_budget
+from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget
 from hbmtwin.sim.replay import OpResult, ReplayError, Tally, make_allocator, per_op_rows, replay, write_per_op
 from hbmtwin.sim.result import Result, ResultError, check_replaceable, write_directory
 from hbmtwin.sim.run import run

@@ -69,6 +69,47 @@ class Mamba2:
         return self.conv_state_bytes(tensor_parallel_size) + self.ssm_state_bytes(tensor_parallel_size)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The sizes of a mixture of experts, in those layers that have one instead of a single MLP."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Of one routed expert."""
+    shared_intermediate_size: int = 0
+    """Of the shared experts together, which every token passes; 0: there are none."""
+    shared_gate: bool = False
+    """Whether a gate of its own weighs the shared expert (Qwen2-MoE)."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers that have an MLP of the model's ``intermediate_size`` instead."""
+
+    def __post_init__(self) -> None:
+        if min(self.num_experts, self.experts_per_token, self.intermediate_size) < 1:
+            raise ValueError(f"sizes of experts are at least 1: {self}")
+        if self.experts_per_token > self.num_experts or self.shared_intermediate_size < 0:
+            raise ValueError(f"a token passes at most all experts: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """How weights are stored where that is not the model's dtype; activations too where ``activation_bits`` says so."""
+
+    method: str
+    """As vLLM calls it: ``fp8``, ``ascend`` (W8A8), ``awq``, ``gptq``, ``compressed-tensors``."""
+    weight_bits: int
+    activation_bits: int = 16
+    group_size: int = 0
+    """Input channels that share a scale; 0: one scale an output channel, -1: one a tensor."""
+    block: tuple[int, int] | None = None
+    """Rows and columns that share a scale (DeepSeek's FP8); then ``group_size`` means nothing."""
+    scale_bytes: int = 2
+    zero_points: bool = False
+    """Whether a zero point of ``weight_bits`` stands beside each scale (AWQ, GPTQ)."""
+    unquantized: tuple[str, ...] = ("lm_head", "embed_tokens", "norm", "gate")
+    """Pieces of names of tensors that keep the model's dtype."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A decoder's sizes, as its Hugging Face ``config.json`` states them."""
@@ -110,6 +151,10 @@ class ModelShape:
     """False: hidden states come from another pipeline stage (:mod:`hbmtwin.kernels.stages`)."""
     last_stage: bool = True
     """False: hidden states go to another pipeline stage, and there are no logits."""
+    experts: Experts | None = None
+    """A mixture of experts; None: every layer has a single MLP."""
+    quantization: Quantization | None = None
+    """None: weights are stored in the model's dtype."""
     source: str = ""
 
     def __post_init__(self) -> None:

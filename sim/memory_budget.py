@@ -13,30 +13,21 @@ range (:mod:`hbmtwin.sim.engine_rules`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hbmtwin.allocators.kv_groups import MambaMode
-from hbmtwin.allocators.records import KVLayout
-from hbmtwin.kernels.records import DeviceSpec, ModelShape
-from hbmtwin.kernels.stages import stage_layers, stage_shapes
-from hbmtwin.kernels.weights import can_split, check_tensor_parallel, weight_bytes_per_rank
+from hbmtwin.kernels.records import ModelShape
+from hbmtwin.kernels.weights import weight_bytes_per_rank
+from hbmtwin.sim.budget_question import BudgetQuestion
 from hbmtwin.sim.engine_rules import (
     GIB,
-    EngineRules,
     Estimate,
     activation_peak,
     context,
     graph_pool,
     late_buffers,
     non_torch,
-    rules_for,
 )
-from hbmtwin.sim.layer_groups import BlockPool, block_pool
-from hbmtwin.sim.pool_segments import placed_blocks
-
-SAFE_UTILIZATION = 0.95
-"""The most that is advised: above it nothing is left for what the engine allocates after its plan."""
+from hbmtwin.sim.layer_groups import BlockPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,108 +100,7 @@ class DoesNotFit(RuntimeError):
         return self.budget.reason
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    model: ModelShape
-    device: DeviceSpec
-    rules: EngineRules
-    layout: KVLayout
-    gpu_memory_utilization: float
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    other_tenant_bytes: int
-    activation_bytes: int | None
-    sinks: int
-    mamba_mode: MambaMode
-    layers: tuple[range, ...]
-    """Of each pipeline stage."""
-
-    @property
-    def stages(self) -> tuple[ModelShape, ...]:
-        return stage_shapes(self.model, self.layers)
-
-    @property
-    def pool(self) -> BlockPool:
-        return block_pool(
-            self.model,
-            self.layout,
-            block_size=self.block_size,
-            max_model_len=self.max_model_len,
-            max_num_batched_tokens=self.max_num_batched_tokens * len(self.layers),
-            sinks=self.sinks,
-            mamba_mode=self.mamba_mode,
-            ascend=self.device.vendor == "ascend",
-        )
-
-    @property
-    def pools(self) -> list[BlockPool]:
-        """Of each stage."""
-        return [self.pool.on_stage(own) for own in self.layers] if len(self.layers) > 1 else [self.pool]
-
-
-def memory_budget(
-    model: ModelShape,
-    device: DeviceSpec,
-    *,
-    layout: KVLayout,
-    gpu_memory_utilization: float,
-    max_model_len: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    block_size: int,
-    other_tenant_bytes: int = 0,
-    activation_bytes: int | None = None,
-    sinks: int = 0,
-    mamba_mode: MambaMode = "none",
-    pipeline_parallel_size: int = 1,
-    layer_partition: Sequence[int] | None = None,
-    rules: EngineRules | None = None,
-) -> MemoryBudget:
-    """Divide one device as the engine does at start: ``kv = util * total - weights - activations - non-torch``.
-
-    *layout* is that of the KV of all layers on one rank, and tells over how many ranks each layer is split. Windows of
-    the model's layers make groups of blocks, and keep *sinks* tokens at the start besides; so do states, cached by
-    *mamba_mode*. *layer_partition* says how many layers each stage of a pipeline has. *activation_bytes* replaces the
-    estimated peak, *rules* those of the device's engine. When it does not start, the reason ends with the single
-    changes that were tried and hold. O(layers). Raise ValueError for a number out of range or a model that cannot be
-    split so.
-    """
-    question = _Question(
-        model,
-        device,
-        rules or rules_for(device),
-        layout,
-        gpu_memory_utilization,
-        max_model_len,
-        max_num_seqs,
-        max_num_batched_tokens,
-        block_size,
-        other_tenant_bytes,
-        activation_bytes,
-        sinks,
-        mamba_mode,
-        stage_layers(model.num_layers, pipeline_parallel_size, layer_partition),
-    )
-    _check(question)
-    budget = _answer(question)
-    return budget if budget.fits else replace(budget, reason=f"{budget.reason}. {_cures(question, budget)}")
-
-
-def _check(q: _Question) -> None:
-    if not 0 < q.gpu_memory_utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {q.gpu_memory_utilization}")
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-        if getattr(q, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(q, name)}")
-    for name in ("other_tenant_bytes", "activation_bytes"):
-        if (getattr(q, name) or 0) < 0:
-            raise ValueError(f"{name} must be at least 0, not {getattr(q, name)}")
-    check_tensor_parallel(q.model, q.layout.tensor_parallel_size)
-
-
-def _answer(q: _Question) -> MemoryBudget:
+def budget_of(q: BudgetQuestion) -> MemoryBudget:
     """The budget of the rank that decides, by the engine's rule: all have as many blocks as the one with the fewest."""
     stages = [_rank(q, place, *parts) for place, parts in enumerate(zip(q.stages, q.pools, strict=True))]
     if len(stages) == 1:
@@ -220,7 +110,7 @@ def _answer(q: _Question) -> MemoryBudget:
     return replace(decides, fits=refused.fits, reason=refused.reason, stages=tuple(stages))
 
 
-def _rank(q: _Question, stage: int, model: ModelShape, pool: BlockPool) -> MemoryBudget:
+def _rank(q: BudgetQuestion, stage: int, model: ModelShape, pool: BlockPool) -> MemoryBudget:
     """One rank of a stage, as if it were alone."""
     total, tp, pp, rules = q.device.memory_bytes, q.layout.tensor_parallel_size, len(q.layers), q.rules
     usable = (math.ceil if rules.rounds_up else math.floor)(total * q.gpu_memory_utilization)
@@ -229,8 +119,8 @@ def _rank(q: _Question, stage: int, model: ModelShape, pool: BlockPool) -> Memor
     libraries = non_torch(rules, tensor_parallel_size=tp, pipeline_parallel_size=pp)
     late = late_buffers(rules, pipeline_parallel_size=pp)
     graphs = graph_pool(rules, model, max_num_seqs=q.max_num_seqs)
-    if q.activation_bytes is not None:
-        peak = Estimate(q.activation_bytes, q.activation_bytes, q.activation_bytes, "given")
+    if q.measured.activation_bytes is not None:
+        peak = Estimate(q.measured.activation_bytes, q.measured.activation_bytes, q.measured.activation_bytes, "given")
     else:
         peak = activation_peak(
             rules,
@@ -297,7 +187,7 @@ def _rank(q: _Question, stage: int, model: ModelShape, pool: BlockPool) -> Memor
     return replace(budget, fits=not reason, reason=reason)
 
 
-def _objection(q: _Question, b: MemoryBudget, request_blocks: int) -> str:
+def _objection(q: BudgetQuestion, b: MemoryBudget, request_blocks: int) -> str:
     """The first thing in the order of a start that stops it; empty when nothing does."""
     free = max(0, b.total_bytes - b.tenants_bytes - b.context_bytes)
     if q.max_model_len > q.model.max_position_embeddings:
@@ -326,66 +216,6 @@ def _objection(q: _Question, b: MemoryBudget, request_blocks: int) -> str:
             f"{late} by {_gib(-b.lines[-1].bytes)}"
         )
     return ""
-
-
-def _cures(q: _Question, b: MemoryBudget) -> str:
-    """The single changes that make it start; each was tried."""
-    outside = b.total_bytes - b.usable_bytes - b.lines[-1].bytes
-    utilization = min(math.floor(100 * (b.total_bytes - outside) / b.total_bytes) / 100, SAFE_UTILIZATION)
-    tries = {
-        f"max_model_len {length}": replace(q, max_model_len=length)
-        for length in (q.pool.longest_request(_placed_blocks(q, b) - 1, q.model.max_position_embeddings),)
-        if 0 < length < q.max_model_len
-    }
-    if utilization > 0 and utilization != q.gpu_memory_utilization:
-        tries[f"gpu_memory_utilization {utilization:g}"] = replace(q, gpu_memory_utilization=utilization)
-    tokens, seqs = min(q.max_num_batched_tokens, 2048), min(q.max_num_seqs, 64)
-    if (tokens, seqs) != (q.max_num_batched_tokens, q.max_num_seqs):
-        tries[f"max_num_batched_tokens {tokens} with max_num_seqs {seqs}"] = replace(
-            q, max_num_batched_tokens=tokens, max_num_seqs=seqs
-        )
-    if b.tenants_bytes:
-        tries["the device to itself"] = replace(q, other_tenant_bytes=0)
-    cures = [text for text, other in tries.items() if _starts(other)]
-    ranks = q.layout.tensor_parallel_size
-    larger = [tp for tp in sorted(q.device.allreduce_ns) if tp > ranks and can_split(q.model, tp)]
-    enough = next((tp for tp in larger if _starts(_over_ranks(q, tp))), None)
-    if enough:
-        cures.append(f"tensor_parallel_size {enough}")
-    elif len(q.layers) == 1 and (stages := _enough_stages(q)):
-        cures.append(f"pipeline_parallel_size {stages}")
-    if cures:
-        return f"Any one of these would start: {'; '.join(cures)}"
-    return "No single change of length, utilisation, batch or ranks would start: take a smaller model or more memory"
-
-
-def _starts(q: _Question) -> bool:
-    """Whether it starts with a pool that holds one longest request beside the null block, after rounding."""
-    b = _answer(q)
-    return b.fits and _placed_blocks(q, b) - 1 >= q.pool.request_blocks(q.max_model_len)
-
-
-def _placed_blocks(q: _Question, b: MemoryBudget) -> int:
-    """Blocks of a pool once it is rounded, on the rank that has the fewest."""
-    ranks = zip(q.pools, b.stages or (b,), strict=True)
-    return min(placed_blocks(pool, rank.num_blocks, rank.kv_bytes) for pool, rank in ranks)
-
-
-def _enough_stages(q: _Question) -> int | None:
-    """The fewest of 2, 4, 8 pipeline stages that would start; None if none would, or no figure for sending is there."""
-    if not q.device.send_ns or not q.device.send_bandwidth_bytes_per_s:
-        return None
-    for stages in (2, 4, 8):
-        try:
-            if _starts(replace(q, layers=stage_layers(q.model.num_layers, stages))):
-                return stages
-        except ValueError:  # fewer layers than stages, or a stage without one of their kinds
-            return None
-    return None
-
-
-def _over_ranks(q: _Question, tp: int) -> _Question:
-    return replace(q, layout=replace(q.layout, tensor_parallel_size=tp))
 
 
 def _gib(size: int) -> str:

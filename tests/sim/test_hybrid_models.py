@@ -15,9 +15,10 @@ from hbmtwin.kernels.weights import weight_bytes
 from hbmtwin.sim.aligned_chunks import aligned_chunk
 from hbmtwin.sim.books import Books, BooksDoNotClose
 from hbmtwin.sim.catalog import CatalogError, device, model
+from hbmtwin.sim.fit import memory_budget
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
-from hbmtwin.sim.memory_budget import DoesNotFit, memory_budget
+from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError

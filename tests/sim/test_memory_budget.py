@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim.catalog import device, devices, model, models
 from hbmtwin.sim.engine_rules import GIB, VLLM, VLLM_ASCEND, activation_peak, graph_pool, rules_for
+from hbmtwin.sim.fit import memory_budget
 from hbmtwin.sim.kv_layout import kv_layout
-from hbmtwin.sim.memory_budget import MemoryBudget, memory_budget
+from hbmtwin.sim.memory_budget import MemoryBudget
 
 LLAMA_8B = model("llama-3.1-8b")
 LLAMA_7B = model("llama-2-7b")

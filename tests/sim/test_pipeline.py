@@ -17,9 +17,10 @@ from hbmtwin.kernels.weights import embedding_bytes, weight_bytes_per_rank
 from hbmtwin.sim import memory_budget as budgets
 from hbmtwin.sim.catalog import device, model
 from hbmtwin.sim.engine_rules import GIB, VLLM
+from hbmtwin.sim.fit import memory_budget
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
-from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget, memory_budget
+from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError

@@ -1,0 +1,1 @@
+"""What a pasted log, error or device listing says, why it happened, and what would help."""

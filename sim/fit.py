@@ -1,0 +1,63 @@
+"""Whether a server starts, asked by name: the one function behind ``run``, ``fit`` and the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hbmtwin.allocators.kv_groups import MambaMode
+from hbmtwin.allocators.records import KVLayout
+from hbmtwin.kernels.records import DeviceSpec, ModelShape
+from hbmtwin.kernels.stages import stage_layers
+from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
+from hbmtwin.sim.engine_rules import EngineRules, rules_for
+from hbmtwin.sim.fit_advice import cures
+from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
+
+
+def memory_budget(
+    model: ModelShape,
+    device: DeviceSpec,
+    *,
+    layout: KVLayout,
+    gpu_memory_utilization: float,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    block_size: int,
+    other_tenant_bytes: int = 0,
+    activation_bytes: int | None = None,
+    sinks: int = 0,
+    mamba_mode: MambaMode = "none",
+    pipeline_parallel_size: int = 1,
+    layer_partition: Sequence[int] | None = None,
+    rules: EngineRules | None = None,
+) -> MemoryBudget:
+    """Divide one device as the engine does at start: ``kv = util * total - weights - activations - non-torch``.
+
+    *layout* is that of the KV of all layers on one rank, and tells over how many ranks each layer is split. Windows of
+    the model's layers make groups of blocks, and keep *sinks* tokens at the start besides; so do states, cached by
+    *mamba_mode*. *layer_partition* says how many layers each stage of a pipeline has. *activation_bytes* replaces the
+    estimated peak, *rules* those of the device's engine. When it does not start, the reason ends with the single
+    changes that were tried and hold. O(layers). Raise ValueError for a number out of range or a model that cannot be
+    split so.
+    """
+    question = BudgetQuestion(
+        model=model,
+        device=device,
+        rules=rules or rules_for(device),
+        layout=layout,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        other_tenant_bytes=other_tenant_bytes,
+        sinks=sinks,
+        mamba_mode=mamba_mode,
+        layers=stage_layers(model.num_layers, pipeline_parallel_size, layer_partition),
+        measured=Measured(activation_bytes=activation_bytes),
+    )
+    check_question(question)
+    budget = budget_of(question)
+    return budget if budget.fits else replace(budget, reason=f"{budget.reason}. {cures(question, budget)}")
