@@ -19,7 +19,6 @@ from hbmtwin.kernels.records import ModelShape
 from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.budget_question import BudgetQuestion
 from hbmtwin.sim.engine_rules import (
-    GIB,
     Estimate,
     activation_peak,
     context,
@@ -28,6 +27,8 @@ from hbmtwin.sim.engine_rules import (
     non_torch,
 )
 from hbmtwin.sim.layer_groups import BlockPool
+from hbmtwin.sim.objections import ON_STAGE, objection
+from hbmtwin.sim.phrases import Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class MemoryBudget:
     """Of the model, on this rank."""
     stage: int = 0
     """Its place in the pipeline."""
+    why: Said | None = None
+    """The same without the cures, in both languages; None when it starts."""
     stages: tuple[MemoryBudget, ...] = ()
     """Of a pipeline: what each stage alone would have room for."""
 
@@ -107,7 +110,7 @@ def budget_of(q: BudgetQuestion) -> MemoryBudget:
         return stages[0]
     decides = min(stages, key=lambda b: b.num_blocks)
     refused = next((b for b in (decides, *stages) if not b.fits), decides)
-    return replace(decides, fits=refused.fits, reason=refused.reason, stages=tuple(stages))
+    return replace(decides, fits=refused.fits, reason=refused.reason, why=refused.why, stages=tuple(stages))
 
 
 def _rank(q: BudgetQuestion, stage: int, model: ModelShape, pool: BlockPool) -> MemoryBudget:
@@ -181,42 +184,7 @@ def _rank(q: BudgetQuestion, stage: int, model: ModelShape, pool: BlockPool) -> 
         layers=q.layers[stage],
         stage=stage,
     )
-    reason = _objection(q, budget, request_blocks)
-    if reason and pp > 1:
-        reason = f"stage {stage} of {pp}: {reason}"
-    return replace(budget, fits=not reason, reason=reason)
-
-
-def _objection(q: BudgetQuestion, b: MemoryBudget, request_blocks: int) -> str:
-    """The first thing in the order of a start that stops it; empty when nothing does."""
-    free = max(0, b.total_bytes - b.tenants_bytes - b.context_bytes)
-    if q.max_model_len > q.model.max_position_embeddings:
-        return f"max_model_len {q.max_model_len} is above the model's {q.model.max_position_embeddings} positions"
-    if free < b.usable_bytes:
-        return (
-            f"the engine refuses to start: gpu_memory_utilization {q.gpu_memory_utilization:g} asks for "
-            f"{_gib(b.usable_bytes)} and {_gib(free)} are free, as other tenants hold {_gib(b.tenants_bytes)} and the "
-            f"context {_gib(b.context_bytes)}"
-        )
-    if b.kv_bytes <= 0:
-        return (
-            f"no memory is left for KV: weights {_gib(b.weights_bytes)} and the other charges need "
-            f"{_gib(b.usable_bytes - b.kv_bytes)} of {_gib(b.usable_bytes)}"
-        )
-    if b.num_blocks < request_blocks:
-        return (
-            f"one request of max_model_len {q.max_model_len} needs "
-            f"{_gib(request_blocks * b.block_bytes)} of KV and there are {_gib(b.kv_bytes)}, "
-            f"room for {b.kv_tokens} tokens"
-        )
-    if b.lines[-1].bytes < 0:
-        late = f", after the pipeline's buffers ({_gib(b.late_bytes)})," if b.late_bytes else ""
-        return (
-            f"the graph pool ({_gib(b.graph_bytes)}) is captured outside the utilisation and exceeds what that leaves"
-            f"{late} by {_gib(-b.lines[-1].bytes)}"
-        )
-    return ""
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB"
+    why = objection(q, budget, request_blocks)
+    if why is not None and pp > 1:
+        why = Said.of(ON_STAGE, stage=stage, stages=pp, why=why)
+    return replace(budget, fits=why is None, reason=str(why or ""), why=why)
