@@ -209,7 +209,10 @@ class Scheduler(Protocol):
         ...
 
 
-schedulers: Registry[Scheduler] = Registry("hbmtwin.schedulers", "scheduler")
+_OURS = ("guaranteed_no_evict", "max_utilization", "prefill_first", "sglang", "static_batch", "vllm", "vllm_v0")
+schedulers: Registry[Scheduler] = Registry(
+    "hbmtwin.schedulers", "scheduler", [f"hbmtwin.sim.{module}" for module in _OURS]
+)
 
 
 @dataclass(slots=True, eq=False)
