@@ -13,30 +13,12 @@ Keys that two settings or a model must agree on are checked elsewhere (:mod:`hbm
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from hbmtwin.sim.catalog import model_name
-
-_UNITS = {"": 1, "b": 1}
-for _power, _prefix in enumerate("kmgt", start=1):
-    _UNITS[f"{_prefix}ib"] = 1024**_power
-    _UNITS[f"{_prefix}b"] = 1000**_power
-
-
-def parse_bytes(value: object) -> object:
-    """Read ``"29.5GiB"`` and ``3e10`` as bytes; other values pass through. Raise ValueError for an unknown unit."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
-    if match is None or match[2].lower() not in _UNITS:
-        raise ValueError("write bytes as a number, or with a unit such as 512MiB or 29.5GiB")
-    return int(Decimal(match[1]) * _UNITS[match[2].lower()])
+from hbmtwin.sim.sizes import parse_bytes
 
 
 def _release(value: object) -> object:

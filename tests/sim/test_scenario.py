@@ -10,7 +10,8 @@ import pytest
 
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError, known_keys, preset_keys
-from hbmtwin.sim.sections import Section, parse_bytes
+from hbmtwin.sim.sections import Section
+from hbmtwin.sim.sizes import parse_bytes
 
 
 @pytest.fixture
