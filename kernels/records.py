@@ -98,6 +98,8 @@ class Quantization:
     method: str
     """As vLLM calls it: ``fp8``, ``ascend`` (W8A8), ``awq``, ``gptq``, ``compressed-tensors``."""
     weight_bits: int
+    weight_type: Literal["int", "float"] = "int"
+    """What the stored weights are: ``float`` is FP8 or FP4."""
     activation_bits: int = 16
     group_size: int = 0
     """Input channels that share a scale; 0: one scale an output channel, -1: one a tensor."""
@@ -252,6 +254,11 @@ class DeviceSpec:
     multiprocessor_count: int = 0
     """Where the sampler's kernel keeps a scratch row per multiprocessor; 0 where it has none."""
     default_block_size: int = 16
+    family: str = ""
+    """Kind of its cores, by which the capability table goes: ``a2``, ``a3``, ``310p``, ``910a``, ``ampere``, ``ada``,
+    ``hopper``."""
+    runtime_names: tuple[str, ...] = ()
+    """What the runtime and the vendor's tools call it: ``Ascend910B2``, ``NVIDIA H100 80GB HBM3``."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each figure comes from, by field name, with its range or confidence."""
 

@@ -18,7 +18,8 @@ CONFIDENCE = {
 }
 """How far a figure can be trusted, by its letter."""
 
-FIGURES = tuple(f.name for f in fields(DeviceSpec) if f.name not in ("name", "vendor", "sources"))
+WORDS = ("name", "vendor", "family", "runtime_names", "sources")
+FIGURES = tuple(f.name for f in fields(DeviceSpec) if f.name not in WORDS)
 """The fields of a device that are numbers: each stands in the file with its source."""
 
 
@@ -46,7 +47,7 @@ def spec_of(name: str, entry: dict[str, Any]) -> DeviceSpec:
 
     Raise CatalogError when a figure is missing, unknown, without a source, or outside its own range.
     """
-    figures = {key: value for key, value in entry.items() if key != "vendor"}
+    figures = {key: value for key, value in entry.items() if key not in WORDS}
     if set(figures) != set(FIGURES) or "vendor" not in entry:
         wrong = sorted(set(figures) ^ set(FIGURES)) or ["vendor"]
         raise CatalogError(f"device {name}: missing or unknown: {', '.join(wrong)}")
@@ -55,7 +56,8 @@ def spec_of(name: str, entry: dict[str, Any]) -> DeviceSpec:
     for key, figure in figures.items():
         values[key], sources[key] = _figure(f"device {name}, {key}", figure)
     values["allreduce_ns"] = {int(size): ns for size, ns in values["allreduce_ns"].items()}
-    return DeviceSpec(name=name, vendor=entry["vendor"], sources=sources, **values)
+    words = {"family": entry.get("family", ""), "runtime_names": tuple(entry.get("runtime_names", ()))}
+    return DeviceSpec(name=name, vendor=entry["vendor"], **words, sources=sources, **values)
 
 
 def _figure(where: str, figure: dict[str, Any]) -> tuple[Any, str]:
