@@ -9,12 +9,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
 from hbmtwin.allocators.oom import Cause, OomFacts
+from hbmtwin.sim.explain.circumstances import When
 from hbmtwin.sim.phrases import Said
-
-When = Literal["start_up", "run_time"]
 
 
 @dataclass(frozen=True, slots=True)
