@@ -70,6 +70,22 @@ class Mamba2:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SmallParts:
+    """Vectors beside a layer's matrices: below 0.1 % of any model, and the last digit of its weights in a log."""
+
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Of the attention's output projection; whole on every rank."""
+    mlp_bias: bool = False
+    query_key_norm: Literal["none", "head", "width"] = "none"
+    """A norm of queries and one of keys: as long as a head, or as all heads of the rank."""
+    norms: int = 2
+    """Of a layer, each as wide as the hidden states."""
+    norm_bias: bool = False
+    head_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """The sizes of a mixture of experts, in those layers that have one instead of a single MLP."""
 
@@ -82,34 +98,48 @@ class Experts:
     shared_gate: bool = False
     """Whether a gate of its own weighs the shared expert (Qwen2-MoE)."""
     dense_layers: frozenset[int] = frozenset()
-    """Layers that have an MLP of the model's ``intermediate_size`` instead."""
+    """Layers of the whole model that have an MLP of the model's ``intermediate_size`` instead."""
+    router_dtype_bytes: int = 0
+    """Of the router's weights; 0: as the model's."""
+    correction_bias: bool = False
+    """Whether the router adds an fp32 number an expert to its scores (DeepSeek-V3)."""
 
     def __post_init__(self) -> None:
         if min(self.num_experts, self.experts_per_token, self.intermediate_size) < 1:
             raise ValueError(f"sizes of experts are at least 1: {self}")
-        if self.experts_per_token > self.num_experts or self.shared_intermediate_size < 0:
-            raise ValueError(f"a token passes at most all experts: {self}")
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"a token passes at most all {self.num_experts} experts, not {self.experts_per_token} of them"
+            )
+        if self.shared_intermediate_size < 0:
+            raise ValueError(f"shared_intermediate_size is at least 0, not {self.shared_intermediate_size}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """How weights are stored where that is not the model's dtype; activations too where ``activation_bits`` says so."""
+    """How the matrices of layers are stored where that is not the model's dtype; activations too where
+    ``activation_bits`` says so. Embedding, head, routers and vectors keep the model's dtype."""
 
     method: str
-    """As vLLM calls it: ``fp8``, ``ascend`` (W8A8), ``awq``, ``gptq``, ``compressed-tensors``."""
+    """As vLLM calls it: ``fp8``, ``ascend``, ``awq``, ``gptq``, ``compressed-tensors``."""
     weight_bits: int
     weight_type: Literal["int", "float"] = "int"
     """What the stored weights are: ``float`` is FP8 or FP4."""
     activation_bits: int = 16
     group_size: int = 0
-    """Input channels that share a scale; 0: one scale an output channel, -1: one a tensor."""
+    """Input channels that share a scale; 0: one scale an output channel, -1: one a matrix."""
     block: tuple[int, int] | None = None
     """Rows and columns that share a scale (DeepSeek's FP8); then ``group_size`` means nothing."""
     scale_bytes: int = 2
     zero_points: bool = False
-    """Whether a zero point of ``weight_bits`` stands beside each scale (AWQ, GPTQ)."""
-    unquantized: tuple[str, ...] = ("lm_head", "embed_tokens", "norm", "gate")
-    """Pieces of names of tensors that keep the model's dtype."""
+    """Whether a zero point of ``weight_bits`` stands beside each scale (AWQ)."""
+    output_channel_bytes: int = 0
+    """What each output channel has besides its scale: offsets and the like."""
+    input_channel_bytes: int = 0
+    """What each input channel has, outside experts."""
+    unquantized: tuple[str, ...] = ()
+    """Names, or runs of whole parts of names between dots, of matrices that keep the model's dtype; ``*`` is any text.
+    They are those of the checkpoint (``q_proj`` where vLLM has ``qkv_proj``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +172,10 @@ class ModelShape:
     """Tokens that the attention of each layer sees, its own among them; 0: all. Empty: every layer sees all."""
     rotary_dim: int | None = None
     """Elements of a head that are rotated; None: all; 0: the model has no rotary table."""
+    rotary_tables: int = 1
+    """Two where layers with a window are rotated at another base than those that see all."""
+    rotary_dtype_bytes: int = 0
+    """0: as the model's; vLLM on CUDA keeps the table of DeepSeek's YaRN in fp32."""
     mamba: Mamba2 | None = None
     layer_types: tuple[LayerType, ...] = ()
     """With ``mamba``: what each layer is. Empty: all are attention."""
@@ -153,6 +187,9 @@ class ModelShape:
     """False: hidden states come from another pipeline stage (:mod:`hbmtwin.kernels.stages`)."""
     last_stage: bool = True
     """False: hidden states go to another pipeline stage, and there are no logits."""
+    first_layer: int = 0
+    """Of a pipeline stage: the number of its first layer in the whole model."""
+    parts: SmallParts = SmallParts()
     experts: Experts | None = None
     """A mixture of experts; None: every layer has a single MLP."""
     quantization: Quantization | None = None
@@ -164,6 +201,8 @@ class ModelShape:
             raise ValueError(f"{self.name} has {self.num_layers} layers and {len(self.layer_windows)} windows")
         if len(set(self.layer_windows) - {0}) > 1 or any(window < 0 for window in self.layer_windows):
             raise ValueError(f"{self.name}: all layers with a window have the same one, not {self.layer_windows}")
+        if self.experts is not None and not self.mlp_in_layer:
+            raise ValueError(f"{self.name}: experts in layers of their own are not computed")
         self._check_layer_types()
 
     def _check_layer_types(self) -> None:
@@ -179,6 +218,15 @@ class ModelShape:
             raise ValueError(f"{self.name}: an MLP is a layer of its own, or in every layer")
         if self.layer_windows or self.kv_lora_rank:
             raise ValueError(f"{self.name}: windows and latent attention (MLA) beside Mamba-2 are not computed")
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers whose MLP is a mixture of experts."""
+        return sum(self.has_experts(i) for i in range(self.num_layers))
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether that layer, counted from the first of this shape, has a mixture of experts."""
+        return self.experts is not None and self.first_layer + layer not in self.experts.dense_layers
 
     @property
     def num_attention_layers(self) -> int:

@@ -71,6 +71,7 @@ def _stage(model: ModelShape, number: int, stages: int, layers: range) -> ModelS
         num_layers=len(layers),
         layer_types=types,
         layer_windows=model.layer_windows[layers.start : layers.stop],
+        first_layer=model.first_layer + layers.start,
         first_stage=number == 0,
         last_stage=number == stages - 1,
     )
