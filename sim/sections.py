@@ -349,9 +349,11 @@ class SessionSection(Section):
 class SloSection(Section):
     """What was promised to whoever asks: the objectives that goodput counts."""
 
-    ttft_s: float | None = Field(None, gt=0, description="longest time to the first token (TTFT); none: any")
-    tpot_s: float | None = Field(None, gt=0, description="longest time per output token (TPOT); none: any")
-    e2e_s: float | None = Field(None, gt=0, description="longest time from arrival to the last token; none: any")
+    ttft_s: float | None = Field(None, gt=0, le=1e9, description="longest time to the first token (TTFT); none: any")
+    tpot_s: float | None = Field(None, gt=0, le=1e9, description="longest time per output token (TPOT); none: any")
+    e2e_s: float | None = Field(
+        None, gt=0, le=1e9, description="longest time from arrival to the last token; none: any"
+    )
     attainment: float = Field(
         0.9, gt=0, le=1, description="share of requests that must meet them all; less, and --fail-on-slo exits with 3"
     )

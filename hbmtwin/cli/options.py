@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+MAX_SEED = 2**63 - 1
+MAX_PROMPTS = 10**9
+"""As in a scenario."""
+
+
+def above_zero(most: float) -> Callable[[float | None], float | None]:
+    """What refuses an option's value that is not above 0, or above *most*; nan is neither."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not 0 < value <= most:
+            raise typer.BadParameter(f"Input should be above 0 and at most {most:g}, not {value:g}")
+        return value
+
+    return check
+
 
 ScenarioFile = Annotated[
     Path | None,

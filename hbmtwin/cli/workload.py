@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hbmtwin.cli.exits import OK, UsageError
-from hbmtwin.cli.options import Jitter, Json, SkipBadLines, TraceFormat
+from hbmtwin.cli.options import MAX_PROMPTS, Jitter, Json, SkipBadLines, TraceFormat
 from hbmtwin.cli.output import json_text, stdout
 
 if TYPE_CHECKING:
@@ -31,13 +31,15 @@ def describe(
         int | None,
         typer.Option(
             min=1,
+            max=2**40,
             help="Tokens that an id of the trace stands for, and of a block of the caches. Default: the format's; 16 "
             "where it has no ids.",
             show_default=False,
         ),
     ] = None,
     num_prompts: Annotated[
-        int | None, typer.Option(min=1, help="Requests from the first on. Default: all.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=MAX_PROMPTS, help="Requests from the first on. Default: all.", show_default=False),
     ] = None,
     jitter: Jitter = False,
     skip_bad_lines: SkipBadLines = False,

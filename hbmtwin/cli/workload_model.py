@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hbmtwin.cli.exits import OK, UsageError
-from hbmtwin.cli.options import Jitter, Json, SkipBadLines, TraceFormat
+from hbmtwin.cli.options import MAX_PROMPTS, MAX_SEED, Jitter, Json, SkipBadLines, TraceFormat, above_zero
 from hbmtwin.cli.output import json_text, stdout
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def learn(
     out: Annotated[Path, typer.Option(help="Model to write, TOML; packed if its name ends in .gz.")],
     window_s: Annotated[
         float | None,
-        typer.Option(min=1, help="Seconds in which rate and CV are constant. Default: 300; ServeGen's 600."),
+        typer.Option(min=1, max=1e6, help="Seconds in which rate and CV are constant. Default: 300; ServeGen's 600."),
     ] = None,
     format: TraceFormat = None,
     block_size: Annotated[
@@ -46,14 +46,19 @@ def learn(
         ),
     ] = None,
     request_rate: Annotated[
-        float | None, typer.Option(help="Poisson arrivals a second, for a trace that has lengths and no times.")
+        float | None,
+        typer.Option(
+            callback=above_zero(1e6), help="Poisson arrivals a second, for a trace that has lengths and no times."
+        ),
     ] = None,
     jitter: Jitter = False,
     skip_bad_lines: SkipBadLines = False,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Lay generated traffic beside the trace, figure by figure.")
     ] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the traffic that is laid beside the trace.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Seed of the traffic that is laid beside the trace.")
+    ] = 0,
     json_: Json = False,
 ) -> int:
     """Learn a model from a trace: arrivals by window, lengths, sessions and sharing."""
@@ -113,15 +118,22 @@ def learn(
 def generate(
     model: Annotated[Path, typer.Argument(help="Model, as `hbmtwin workload learn` writes it.")],
     out: Annotated[Path, typer.Option(help="File to write: .csv, .jsonl (also with .gz behind) or .parquet.")],
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="Requests. Default: those of the duration.")] = None,
-    duration: Annotated[
-        float | None, typer.Option(help="Seconds of traffic. Default: the span that was learned, or --num-prompts.")
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, max=MAX_PROMPTS, help="Requests. Default: those of the duration.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    duration: Annotated[
+        float | None,
+        typer.Option(
+            callback=above_zero(1e9), help="Seconds of traffic. Default: the span that was learned, or --num-prompts."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of every random draw.")] = 0,
     clients: Annotated[
         int | None, typer.Option(min=1, help="So many of the model's clients, drawn by the seed. Default: all.")
     ] = None,
-    rate_scale: Annotated[float, typer.Option(help="Factor on the rates of all clients.")] = 1.0,
+    rate_scale: Annotated[
+        float, typer.Option(callback=above_zero(1e6), help="Factor on the rates of all clients.")
+    ] = 1.0,
     format: Annotated[
         RequestFormat, typer.Option(help="requests: our own file; mooncake: JSON lines that other tools read.")
     ] = RequestFormat.REQUESTS,
@@ -132,19 +144,23 @@ def generate(
     from hbmtwin.workloads.formats.write_requests import write_trace
     from hbmtwin.workloads.learned.model_file import read_model
     from hbmtwin.workloads.learned.traffic import ModelTraffic
+    from hbmtwin.workloads.plural import counted
     from hbmtwin.workloads.records import WorkloadError
 
     _keep(model, out)
     if format is RequestFormat.MOONCAKE and {".csv", ".parquet"} & set(out.suffixes):
         raise UsageError(f"--format mooncake writes JSON lines; name a .jsonl file, not {out}")
     read = read_model(model)
-    traffic = ModelTraffic(
-        read, seed=seed, num_prompts=num_prompts, duration_s=duration, num_clients=clients, rate_scale=rate_scale
-    )
+    try:
+        traffic = ModelTraffic(
+            read, seed=seed, num_prompts=num_prompts, duration_s=duration, num_clients=clients, rate_scale=rate_scale
+        )
+    except WorkloadError as error:  # the file is read: it is the options that do not go with it
+        raise UsageError(f"{model}: {error}") from None
     written = 0
     last_ns = 0
 
-    def counted() -> Iterator[Request]:
+    def seen() -> Iterator[Request]:
         nonlocal written, last_ns
         for r in traffic.requests():
             written, last_ns = written + 1, r.arrival_ns
@@ -153,15 +169,15 @@ def generate(
             raise WorkloadError(f"{model}: no request falls in {duration or read.span_s} s; take a longer --duration")
 
     if format is RequestFormat.MOONCAKE:
-        write_mooncake(counted(), out)
+        write_mooncake(seen(), out)
     else:
-        write_trace(counted(), out)
+        write_trace(seen(), out)
     for note in read.notes:
         print(f"note: {note}", file=sys.stderr)
     if json_:
         print(json_text({"written": str(out), "requests": written, "span_s": last_ns / 1e9, "notes": list(read.notes)}))
     else:
-        print(f"wrote {out}: {written:,} requests in {last_ns / 1e9:,.1f} s")
+        print(f"wrote {out}: {counted(written, 'request')} in {last_ns / 1e9:,.1f} s")
     return OK
 
 
@@ -204,9 +220,10 @@ def _print_figures(name: str, model: TrafficModel, found: tuple[Figure, ...]) ->
     from rich.markup import escape
 
     from hbmtwin.cli.tables import print_table
+    from hbmtwin.workloads.plural import counted
 
     console = stdout()
-    clients = f"{len(model.clients):,} client{'s' if len(model.clients) > 1 else ''}"
+    clients = counted(len(model.clients), "client")
     console.print(
         f"[bold]{escape(name)}: {clients}, {model.request_rate:.4g} requests a second over {model.span_s:,.0f} s[/bold]"
     )
@@ -220,4 +237,6 @@ def _print_figures(name: str, model: TrafficModel, found: tuple[Figure, ...]) ->
         rows.append([figure.name, f"{figure.trace:.4g}", f"{figure.generated:.4g}", off, allowed, verdict])
     print_table(console, ["figure", "trace", "generated", "off by", "allowed", ""], rows)
     bad = sum(not figure.holds for figure in found)
-    print("generated traffic is like the trace" if not bad else f"generated traffic differs in {bad} figures")
+    print(
+        "generated traffic is like the trace" if not bad else f"generated traffic differs in {counted(bad, 'figure')}"
+    )

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 Shell = Callable[..., Any]
 
 FEW = ("--set", "workload.num_prompts=6", "--set", "session.turns=1")
@@ -29,6 +31,17 @@ def test_the_summary_holds_goodput_and_without_objectives_none(shell: Shell) -> 
     plain = shell("run", *FEW)
     assert "goodput" not in plain.out
     assert json.loads(shell("run", *FEW, "--json").out)["goodput"] is None
+
+
+@pytest.mark.parametrize("key", ["ttft_s", "tpot_s", "e2e_s"])
+def test_an_objective_is_a_time_that_may_come_to_pass(shell: Shell, key: str) -> None:
+    for value in ("inf", "-inf", "nan", "0", "-1", "1e300"):
+        code, out, err = shell("run", *FEW, "--set", f"slo.{key}={value}")
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: slo.{key}: input should be ")
+    code, out, err = shell("run", *FEW, "--goodput", "ttft:inf")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: slo.ttft_s: input should be less than or equal to 1000000000, not inf")
 
 
 def test_nothing_promised_is_a_usage_error_before_anything_runs(shell: Shell) -> None:

@@ -138,9 +138,6 @@ def test_a_model_of_windows_without_end_is_refused(shell: Shell, trace: Path) ->
         (["generate", "no.toml", "--out", "x.csv"], "no.toml: no such file"),
         (["generate", "trace.csv", "--out", "x.csv"], "this is no TOML"),
         (["generate", "model.toml", "--out", "x.txt"], "let its name end in .csv, .jsonl or .parquet"),
-        (["generate", "model.toml", "--out", "x.csv", "--clients", "2"], "has 1 clients that send something"),
-        (["generate", "model.toml", "--out", "x.csv", "--rate-scale", "0"], "a rate scale is above 0"),
-        (["generate", "model.toml", "--out", "x.csv", "--duration", "-1"], "a duration is above 0"),
     ],
 )
 def test_a_mistake_is_told_in_a_line(shell: Shell, trace: Path, arguments: list[str], said: str) -> None:
@@ -151,3 +148,60 @@ def test_a_mistake_is_told_in_a_line(shell: Shell, trace: Path, arguments: list[
     assert answer.err.count("\n") == 1
     assert said in answer.err
     assert not any(name.name.startswith("x.") for name in Path().iterdir())
+
+
+GENERATE = ("generate", "model.toml", "--out", "x.csv")
+LEARN = ("learn", "trace.csv", "--out", "x.toml", "--no-check")
+DESCRIBE = ("describe", "trace.csv")
+
+
+@pytest.mark.parametrize(
+    ("verb", "option", "values"),
+    [
+        (GENERATE, "--rate-scale", "0 -1 nan inf -inf 1e7 many"),
+        (GENERATE, "--duration", "0 -1 nan inf 1e10"),
+        (GENERATE, "--num-prompts", "0 -1 nan 1.5 100000000000000"),
+        (GENERATE, "--clients", "0 -1 nan"),
+        (GENERATE, "--seed", "-1 nan 9223372036854775808"),
+        (LEARN, "--window-s", "0 0.5 -1 nan inf 1e7"),
+        (LEARN, "--request-rate", "0 -1 nan inf 1e7"),
+        (LEARN, "--block-size", "0 -1 nan 2000000000000"),
+        (LEARN, "--seed", "-1 9223372036854775808"),
+        (DESCRIBE, "--block-size", "0 -1 nan 99999999999999999999"),
+        (DESCRIBE, "--num-prompts", "0 -1 nan 100000000000000 99999999999999999999999"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value if value.startswith("--") else "",
+)
+def test_a_value_that_makes_no_sense_is_a_usage_error_that_names_the_option(
+    shell: Shell, trace: Path, verb: tuple[str, ...], option: str, values: str
+) -> None:
+    shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
+    before = sorted(Path().iterdir())
+    for value in values.split():
+        answer = shell("workload", *verb, option, value)
+        assert (answer.code, answer.out) == (2, ""), (option, value)
+        assert answer.err.startswith(f"error: Invalid value for '{option}': Input should be "), answer.err
+        assert answer.err.count("\n") == 1
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--clients", "2"), "the model has 1 client that sends something; ask for 1 to 1, not 2"),
+        (("--num-prompts", "10", "--rate-scale", "1e-300"), "rate_scale 1e-300: 10 requests at that times"),
+    ],
+)
+def test_options_that_do_not_go_with_the_model_are_usage_errors(
+    shell: Shell, trace: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
+    answer = shell("workload", *GENERATE, *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("error: model.toml: ")
+    assert said in answer.err
+
+
+def test_one_request_is_one(shell: Shell, trace: Path) -> None:
+    shell("workload", "learn", trace, "--out", "model.toml", "--no-check")
+    assert ": 1 request in " in shell("workload", *GENERATE, "--num-prompts", "1").out

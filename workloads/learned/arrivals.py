@@ -36,21 +36,26 @@ def window_key(client: int, index: int) -> int:
     return client << (_WINDOW_BITS + _INDEX_BITS) | (index % (1 << _WINDOW_BITS)) << _INDEX_BITS
 
 
-def requests_in(window: Window, length_s: float, scale: float, *, seed: int, key: int) -> int:
+def window_lap(index: int) -> int:
+    """How often the keys of windows have begun anew: a rate so low that no window of a lap has a request needs it."""
+    return index >> _WINDOW_BITS
+
+
+def requests_in(window: Window, length_s: float, scale: float, *, seed: int, key: int, lap: int = 0) -> int:
     """How many requests a window has: its rate times its length, a fraction rounded up as often as it is large.
 
-    Raise WorkloadError when they are more than 2^25.
+    *key* is its :func:`window_key`, *lap* its :func:`window_lap`. Raise WorkloadError when they are more than 2^25.
     """
     expected = window.request_rate * length_s * scale
     if expected > MAX_REQUESTS:
         raise WorkloadError(
-            f"{expected:,.0f} requests of one client in one window are more than {MAX_REQUESTS:,}; lower the rate scale"
+            f"{expected:,.0f} requests of one client in one window are more than {MAX_REQUESTS:,}; lower rate_scale"
         )
-    whole: int = round(expected)
-    if abs(expected - whole) < 0.01:  # files give rates to a few digits: such a fraction is their rounding
+    whole = math.floor(expected + 0.5)
+    if whole and abs(expected - whole) < 0.01:  # files give rates to a few digits: such a fraction is their rounding
         return whole
     below = math.floor(expected)
-    return below + int(draws.uniform(seed, Purpose.WINDOW_REQUESTS, key, 0) < expected - below)
+    return below + int(draws.uniform(seed, Purpose.WINDOW_REQUESTS, key, lap) < expected - below)
 
 
 def arrivals_in(window: Window, count: int, length_s: float, minute_cv: float, *, seed: int, key: int) -> FloatArray:

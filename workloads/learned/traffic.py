@@ -21,10 +21,11 @@ import numpy as np
 
 from hbmtwin.workloads import draws
 from hbmtwin.workloads.draws import FloatArray, IntArray, Purpose
-from hbmtwin.workloads.learned.arrivals import arrivals_in, requests_in, window_key
+from hbmtwin.workloads.learned.arrivals import arrivals_in, requests_in, window_key, window_lap
 from hbmtwin.workloads.learned.model import Client, LengthWindow, TrafficModel
 from hbmtwin.workloads.learned.prompts import Prompts
 from hbmtwin.workloads.learned.strata import stratified
+from hbmtwin.workloads.plural import counted
 from hbmtwin.workloads.records import Request, WorkloadError, user_stream
 
 _LAST_S = 2**62 / 1e9
@@ -80,8 +81,19 @@ class ModelTraffic:
         self.duration_s = model.span_s if duration_s is None and num_prompts is None else duration_s
         self.rate_scale = rate_scale
         self.clients = _chosen(model, num_clients, seed)
-        if not model.expected_requests(self.clients):
+        expected = model.expected_requests(self.clients)
+        if not expected:
             raise WorkloadError("the clients that the seed chose send nothing; take more of them, or another seed")
+        if (
+            num_prompts is not None
+            and duration_s is None
+            and num_prompts > expected * rate_scale * _LAST_S / model.span_s
+        ):
+            rate = f"that times {expected / model.span_s:.3g} a second"
+            raise WorkloadError(
+                f"rate_scale {rate_scale:g}: {counted(num_prompts, 'request')} at {rate} take over 146 years, which is as "
+                "far as the clock goes; raise it, or ask for fewer"
+            )
 
     def requests(self) -> Iterator[Request]:
         """In order of arrival, none of them waiting for its predecessor; the same at every call. O(1) each."""
@@ -118,7 +130,7 @@ class ModelTraffic:
             if end_ns is not None and start_s * 1e9 >= end_ns:
                 return
             if start_s > _LAST_S:
-                raise WorkloadError("the requests take over 146 years; ask for fewer, or raise the rate scale")
+                raise WorkloadError("the requests take over 146 years; ask for fewer, or raise rate_scale")
             parts: list[_Arrived] = []
             tenants: list[IntArray] = []
             for sender in senders:
@@ -141,7 +153,7 @@ class ModelTraffic:
         if place is None:
             return None
         window, length_s, key = client.windows[place], model.window_length_s(index), window_key(client.id, number)
-        n = requests_in(window, length_s, self.rate_scale, seed=seed, key=key)
+        n = requests_in(window, length_s, self.rate_scale, seed=seed, key=key, lap=window_lap(number))
         if not n:
             return None
         seconds = arrivals_in(window, n, length_s, client.minute_cv, seed=seed, key=key)
@@ -162,7 +174,10 @@ def _chosen(model: TrafficModel, num_clients: int | None, seed: int) -> tuple[Cl
     if num_clients is None:
         return clients
     if not 1 <= num_clients <= len(clients):
-        raise WorkloadError(f"the model has {len(clients)} clients that send something; ask for 1 to {len(clients)}")
+        raise WorkloadError(
+            f"the model has {counted(len(clients), 'client')} that send{'s' if len(clients) == 1 else ''} something; "
+            f"ask for 1 to {len(clients)}, not {num_clients}"
+        )
     drawn = sorted((draws.uniform(seed, Purpose.CLIENTS, client.id, 0), client.id) for client in clients)
     chosen = {id for _, id in drawn[:num_clients]}
     return tuple(client for client in clients if client.id in chosen)

@@ -205,7 +205,9 @@ def test_memory_of_prompts_is_that_of_the_longest_wait() -> None:
         ({"duration_s": 0.0}, "a duration is above 0 and up to 1e9 seconds, not 0.0"),
         ({"duration_s": math.nan}, "a duration is above 0"),
         ({"rate_scale": -1.0}, "a rate scale is above 0 and up to 1e6, not -1.0"),
-        ({"num_clients": 3}, "the model has 2 clients that send something; ask for 1 to 2"),
+        ({"num_clients": 3}, "the model has 2 clients that send something; ask for 1 to 2, not 3"),
+        ({"rate_scale": 1e-300, "num_prompts": 10}, r"rate_scale 1e-300: 10 requests at that times .* over 146 years"),
+        ({"rate_scale": 1e-9, "num_prompts": 10**6}, r"rate_scale 1e-09: 1,000,000 requests at that times"),
     ],
 )
 def test_figures_that_make_no_sense(keys: dict[str, Any], said: str) -> None:
@@ -213,9 +215,26 @@ def test_figures_that_make_no_sense(keys: dict[str, Any], said: str) -> None:
         ModelTraffic(BOTH, **keys)
 
 
+def test_one_client_is_one() -> None:
+    with pytest.raises(WorkloadError, match="the model has 1 client that sends something; ask for 1 to 1, not 2"):
+        ModelTraffic(model(client(0, Window(0.0, 1.0, "gamma", 1.0))), num_clients=2)
+
+
+def test_a_rate_far_below_one_request_a_window_is_kept_over_many_windows() -> None:
+    """Fractions below a hundredth were once taken for the rounding of a file, and no such client ever sent anything."""
+    seldom = model(client(0, Window(0.0, 1e-5, "gamma", 1.0)), span_s=100.0)  # 0.001 a window
+    times_s = [r.arrival_ns / 1e9 for r in ModelTraffic(seldom, num_prompts=400).requests()]
+    assert 400 / times_s[-1] == pytest.approx(1e-5, rel=0.15)  # three standard deviations
+
+
+def test_a_rate_so_low_that_the_keys_of_windows_begin_anew_meanwhile_still_sends() -> None:
+    seldom = model(client(0, Window(0.0, 2e-8, "gamma", 1.0)), span_s=100.0)  # one in 500,000 windows; 2^18 have keys
+    times_s = [r.arrival_ns / 1e9 for r in ModelTraffic(seldom, num_prompts=3).requests()]
+    assert len(times_s) == 3
+    assert 2**18 * 100 < times_s[-1] < 4e9
+
+
 def test_too_many_requests_at_once() -> None:
     dense = model(client(0, Window(0.0, 1e6, "gamma", 1.0)))
-    with pytest.raises(
-        WorkloadError, match=r"100,000,000 requests of one client in one window .* lower the rate scale"
-    ):
+    with pytest.raises(WorkloadError, match=r"100,000,000 requests of one client in one window .* lower rate_scale"):
         next(ModelTraffic(dense).requests())

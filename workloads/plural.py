@@ -1,0 +1,8 @@
+"""A number and what it counts, as people write it."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 client``, ``0 clients``, ``1,234 requests``; *noun* takes an s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
