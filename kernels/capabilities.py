@@ -1,0 +1,82 @@
+"""Whether a kernel runs a model with its settings on a device, and what is to be known if one does.
+
+::
+
+    device, model, settings --use_of--> Use --every row of the table--> findings: refused, or a warning
+
+The table stands in :mod:`hbmtwin.kernels.capability_rows`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hbmtwin.kernels.capability_rows import ROWS
+from hbmtwin.kernels.capability_use import Row, Use, places, use_of
+from hbmtwin.kernels.records import DeviceSpec, ModelShape
+
+
+class CapabilityFinding(NamedTuple):
+    """What one row of the table says of a use."""
+
+    key: str
+    """The row's name, which stays the same when its text changes."""
+    setting: str
+    """What is at fault, by vLLM's name: ``kv_cache_dtype``, ``v_dtype``, ``dtype``, ``quantization``, ``block_size``,
+    ``engine``, ``model``."""
+    refused: bool
+    """Whether it cannot run; else it is to be known."""
+    en: str
+    zh: str
+    """Both with the cure, where there is one."""
+    source: str
+
+
+def capability_findings(
+    device: DeviceSpec,
+    model: ModelShape,
+    *,
+    engine: str = "",
+    dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
+    v_dtype: str | None = None,
+    paged: bool = True,
+    enable_prefix_caching: bool = True,
+    enable_chunked_prefill: bool = True,
+    block_size: int | None = None,
+) -> tuple[CapabilityFinding, ...]:
+    """What the table says of *model* with these settings on *device*, in its order; empty where nothing is known.
+
+    Of a setting that is refused the first reason is told, and no warning.
+    *dtype* is that of computing, *v_dtype* that of V where it differs from K's. *engine* as ``--engine`` calls it;
+    without one only rows on devices and ops count. *block_size* None is the engine's own. Names of dtypes that do not
+    exist are left to others. O(rows). Raise ValueError for a device of no known family.
+    """
+    use = use_of(
+        device,
+        model,
+        engine=engine,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        v_dtype=v_dtype,
+        paged=paged,
+        long_query=enable_prefix_caching or enable_chunked_prefill,
+        block_size=block_size,
+    )
+    found = [finding for row in ROWS if use.family in row.families and (finding := _asked(row, use)) is not None]
+    first = {finding.setting: finding for finding in reversed(found) if finding.refused}
+    return tuple(finding for finding in found if first.get(finding.setting, finding) is finding)
+
+
+def _asked(row: Row, use: Use) -> CapabilityFinding | None:
+    """What the row says, of K before V."""
+    if row.engines and use.engine not in row.engines:
+        return None
+    asked = {"kv_cache_dtype": use.k, "v_dtype": use.v} if row.setting == "kv_cache_dtype" else {row.setting: use.k}
+    for setting, kv in asked.items():
+        if row.holds(use, kv):
+            filled = places(use, kv)
+            return CapabilityFinding(
+                row.key, setting, row.refuses, row.en.format(**filled), row.zh.format(**filled), row.source
+            )
+    return None
