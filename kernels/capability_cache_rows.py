@@ -18,7 +18,7 @@ from hbmtwin.kernels.capability_use import (
 CACHE = (
     Row(
         *("latent_npu", NPU, (), "kv_cache_dtype", True),
-        lambda use, kv: use.latent and quantised(kv) and use.on.vendor == "ascend",
+        lambda use, kv: use.latent and quantised(kv),
         "{kv!r} for the latent tensor of {model} (MLA): {chip} has no FP8, and a latent is not stored in integers; use "
         "one of {left}",
         "{model}（MLA）的 latent 缓存用 {kv!r}：{chip} 不支持 FP8，latent 也不以整数存放；可用 {left}",
@@ -41,7 +41,7 @@ CACHE = (
     ),
     Row(
         *("fp8_kv_npu", NPU, (), "kv_cache_dtype", True),
-        lambda use, kv: kv.startswith("fp8"),
+        lambda use, kv: not use.on.fp8 and kv.startswith("fp8"),
         "{kv!r}: {chip} has no FP8; use one of {left}",
         "{kv!r}：{chip} 不支持 FP8；可用 {left}",
         "asc 8102: fp8 and fp8_e5m2 crash on a 910B2",

@@ -2,14 +2,14 @@
 
 ::
 
-    family   devices                              bf16   fp8   int8   paged attention that is documented for it
-    910a     910A, 910ProB, 910PremiumA           no     no    yes    none
-    310p     310P1..P7, one chip of a Duo card    no     no    yes    ATB paged attention, incre flash attention
-    a2       910B1..B4, B2C                       yes    no    yes    fused infer attention (FIA), ATB
-    a3       910C, 910_93xx: one die              yes    no    yes    FIA, ATB
-    ampere   compute capability 8.0, 8.6          yes    no    yes    FlashAttention 2, FlashInfer, Triton
-    ada      8.9                                  yes    yes   yes    the same
-    hopper   9.0                                  yes    yes   yes    FlashAttention 3, FlashInfer, Triton
+    family   devices                              bf16   fp8   paged attention that is documented for it
+    910a     910A, 910ProA, 910PremiumA           no     no    none
+    310p     310P1..P7, one chip of a Duo card    no     no    ATB paged attention, incre flash attention (IFA)
+    a2       910B1..B4, B2C                       yes    no    fused infer attention (FIA), ATB
+    a3       910C, 910_93xx: one die              yes    no    FIA, ATB
+    ampere   compute capability 8.0, 8.6          yes    no    FlashAttention 2, FlashInfer, Triton
+    ada      8.9                                  yes    yes   the same
+    hopper   9.0                                  yes    yes   FlashAttention 3, FlashInfer, Triton
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Family(NamedTuple):
     called: str
     bf16: bool
     fp8: bool
-    int8: bool
     kernel_block_sizes: tuple[int, ...]
     """A block of the KV cache must be a multiple of one of these."""
     attention: str
@@ -60,42 +59,22 @@ class Family(NamedTuple):
     source: str
 
 
+_NPU_OPS = "op-plugin 517f2e7d, documents of the attention ops"
+_VLLM = "vLLM 0.27.1, platforms/cuda.py and v1/attention/backends"
+
 FAMILIES: dict[str, Family] = {
     "910a": Family(
-        *("ascend", "Ascend 910A"),
-        *(False, False, True, (128,), FIA),
-        "CANN platform files; bf16: asc 9294; no fused attention op names it",
+        "ascend", "Ascend 910A", False, False, (128,), FIA, f"{_NPU_OPS}: none names it; bfloat16: asc 9294"
     ),
     "310p": Family(
-        *("ascend", "310P"),
-        *(False, False, True, (128, 64), IFA),
-        "op-plugin 517f2e7d, documents of the attention ops; block sizes: vllm_ascend/_310p/attention/attention_v1.py",
+        *("ascend", "310P", False, False, (128, 64), IFA),
+        f"{_NPU_OPS}; block sizes: vllm_ascend/_310p/attention/attention_v1.py",
     ),
-    "a2": Family(
-        *("ascend", "Atlas A2"),
-        *(True, False, True, (128,), FIA),
-        "op-plugin 517f2e7d, documents of the attention ops; asc 182b75e",
-    ),
-    "a3": Family(
-        *("ascend", "Atlas A3"),
-        *(True, False, True, (128,), FIA),
-        "op-plugin 517f2e7d, documents of the attention ops; asc 182b75e",
-    ),
-    "ampere": Family(
-        *("nvidia", "NVIDIA Ampere"),
-        *(True, False, True, (16,), "FlashAttention 2"),
-        "vLLM 0.27.1, platforms/cuda.py and v1/attention/backends",
-    ),
-    "ada": Family(
-        *("nvidia", "NVIDIA Ada"),
-        *(True, True, True, (16,), "FlashAttention 2"),
-        "vLLM 0.27.1, platforms/cuda.py and v1/attention/backends",
-    ),
-    "hopper": Family(
-        *("nvidia", "NVIDIA Hopper"),
-        *(True, True, True, (16,), "FlashAttention 3"),
-        "vLLM 0.27.1, platforms/cuda.py and v1/attention/backends",
-    ),
+    "a2": Family("ascend", "Atlas A2", True, False, (128,), FIA, f"{_NPU_OPS}; asc 182b75e"),
+    "a3": Family("ascend", "Atlas A3", True, False, (128,), FIA, f"{_NPU_OPS}; asc 182b75e"),
+    "ampere": Family("nvidia", "NVIDIA Ampere", True, False, (16,), "FlashAttention 2", _VLLM),
+    "ada": Family("nvidia", "NVIDIA Ada", True, True, (16,), "FlashAttention 2", _VLLM),
+    "hopper": Family("nvidia", "NVIDIA Hopper", True, True, (16,), "FlashAttention 3", _VLLM),
 }
 """By the name that a device of the catalog gives as its ``family``."""
 
