@@ -50,8 +50,11 @@ def capability_findings(
     Of a setting that is refused the first reason is told, and no warning.
     *dtype* is that of computing, *v_dtype* that of V where it differs from K's. *engine* as ``--engine`` calls it;
     without one only rows on devices and ops count. *block_size* None is the engine's own. Names of dtypes that do not
-    exist are left to others. O(rows). Raise ValueError for a device of no known family.
+    exist are left to others, and nothing is known of a device without a family. O(rows). Raise ValueError for a family
+    that the table does not have.
     """
+    if not device.family:
+        return ()
     use = use_of(
         device,
         model,

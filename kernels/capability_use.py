@@ -31,7 +31,7 @@ CUDA = ("ampere", "ada", "hopper")
 SIXTEEN_BIT = ("auto", "float16", "bfloat16")
 NPU_ONLY = ("int8", "int8_per_token", "int4", "int4_per_token")
 """Dtypes of the cache that only ops of the NPU have."""
-CUDA_QUANTISED = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
+PER_TOKEN_HEAD = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
 """Those of vLLM's Triton kernels, beside plain FP8."""
 
 HEAD_DIM_UNIT = {16: 16, 8: 32, 4: 64}
@@ -214,7 +214,7 @@ def places(use: Use, kv: str) -> dict[str, object]:
         "model": model.name,
         "kv": kv,
         "left": ", ".join(left),
-        "cuda": ", ".join(CUDA_QUANTISED),
+        "cuda": ", ".join(PER_TOKEN_HEAD),
         "head_dim": model.head_dim,
         "unit": unit_of(use, kv),
         "max_head_dim": MAX_HEAD_DIM,

@@ -1,4 +1,4 @@
-"""How the KV of a model lies in memory under ``kv_cache.dtype``, and which ops can read it so.
+"""How the KV of a model lies in memory under ``kv_cache.dtype``, and whether a kernel reads it so.
 
 ::
 
@@ -10,8 +10,8 @@
     int8, int4                                 8, 4   16 bits a channel, constant  NPU mode 0
     int8_per_token, int4_per_token             8, 4   fp32 a token                 NPU mode 1; int8 paged: 4
 
-Names and bytes of vLLM are those of its 0.27; modes and limits of the NPU are those that the documents of
-``npu_fused_infer_attention_score`` (FIA) give for Atlas A2 and A3. Nothing here was run on an NPU.
+Names and bytes of vLLM are those of its 0.27, modes of the NPU those of ``npu_fused_infer_attention_score`` (FIA). Who
+reads what is the capability table's (:mod:`hbmtwin.kernels.capabilities`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,13 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from hbmtwin.allocators.records import KVDtype, KVLayout
-from hbmtwin.kernels.records import ModelShape
+from hbmtwin.kernels.capabilities import CapabilityFinding, capability_findings
+from hbmtwin.kernels.capability_use import NPU_ONLY, PER_TOKEN_HEAD, SIXTEEN_BIT
+from hbmtwin.kernels.records import DeviceSpec, ModelShape
 
-SIXTEEN_BIT = ("auto", "float16", "bfloat16")
 FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2")
-PER_TOKEN_HEAD = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
-NPU_ONLY = ("int8", "int8_per_token", "int4", "int4_per_token")
 DTYPES = (*SIXTEEN_BIT, *FP8, *PER_TOKEN_HEAD, *NPU_ONLY)
 """All names that ``kv_cache.dtype`` and ``kv_cache.v_dtype`` take."""
-
-NPU_HEAD_DIM_UNIT = {16: 16, 8: 32, 4: 64}
-"""FIA: head_dim must be a multiple of this, by the bits of an element."""
-NPU_MAX_HEAD_DIM = 512
-NPU_LATENT = ((512, 64), (128, 64))
-"""FIA: (latent, rotary) elements of the MLA caches that it reads."""
 
 
 def kv_layout(
@@ -79,82 +72,39 @@ def scale_tensors(layout: KVLayout) -> Iterator[tuple[str, int]]:
             yield f"layers.{i}.{name}", size
 
 
-def device_refusal(device_vendor: str, model: ModelShape, *, dtype: str, v_dtype: str | None) -> str | None:
-    """Why no attention op of that vendor reads this KV, wherever it lies; None where one does.
+def kv_refusal(
+    device: DeviceSpec, model: ModelShape, *, dtype: str, v_dtype: str | None, paged: bool = False
+) -> str | None:
+    """Why no attention op of that device reads this KV, beginning with the key at fault; None where one does.
 
-    Names that do not exist are left to :func:`kv_layout`, which is to be asked after this.
+    *paged*: in blocks, else wherever it lies. Names that do not exist are left to :func:`kv_layout`.
     """
-    if device_vendor != "ascend":
-        return None
-    if model.latent_dim:
-        latent = (model.kv_lora_rank, model.qk_rope_head_dim)
-        if latent not in NPU_LATENT:
-            known = " or ".join(f"{rank} + {rope}" for rank, rope in NPU_LATENT)
-            return (
-                f"dtype: a latent of {latent[0]} + {latent[1]} elements: npu_fused_infer_attention_score reads {known}"
-            )
-        if dtype in DTYPES and dtype not in SIXTEEN_BIT:
-            return (
-                f"dtype: {dtype!r} for the latent tensor of {model.name} (MLA): Atlas A2 and A3 have no FP8, and a "
-                f"latent is not stored in integers; use one of {', '.join(SIXTEEN_BIT)}"
-            )
-        return None
-    given = [(key, name) for key, name in (("dtype", dtype), ("v_dtype", v_dtype or dtype)) if name in DTYPES]
-    for key, name in given:
-        if name.startswith("fp8"):
-            fits = model.head_dim % NPU_HEAD_DIM_UNIT[8] == 0
-            left = ("int8", "int8_per_token", "int8_per_token_head") if fits else SIXTEEN_BIT
-            return f"{key}: {name!r}: Atlas A2 and A3 have no FP8; use one of {', '.join(left)}"
-    for key, name in given:
-        unit = NPU_HEAD_DIM_UNIT[_dtype(key, name, model).bits]
-        if model.head_dim % unit or model.head_dim > NPU_MAX_HEAD_DIM:
-            return (
-                f"{key}: {name!r} with head_dim {model.head_dim}: npu_fused_infer_attention_score needs a "
-                f"multiple of {unit}, at most {NPU_MAX_HEAD_DIM}"
-            )
-    return None
+    found = _findings(device, model, dtype, v_dtype, paged)
+    return next((f"{_KEYS.get(f.setting, f.setting)}: {f.en}" for f in found if f.refused), None)
 
 
-def paged_refusal(device_vendor: str, dtype: str, v_dtype: str | None) -> str | None:
-    """Why no paged attention of that vendor's engine reads this KV; None where one does."""
-    apart = v_dtype is not None and v_dtype != dtype and not {dtype, v_dtype} <= set(SIXTEEN_BIT)
-    given = (("dtype", dtype), ("v_dtype", v_dtype or dtype))
-    if device_vendor == "ascend":
-        key = next((key for key, name in given if name.startswith("int4")), None)
-        if key is not None:
-            return f"{key}: int4 with a block table is not supported by npu_fused_infer_attention_score; use int8"
-        if apart:
-            return (
-                "v_dtype: K and V apart: npu_fused_infer_attention_score takes one dtype and one antiquant mode for "
-                "both where there is a block table; leave v_dtype out, or use a contiguous policy"
-            )
-        return None
-    if apart:
-        return (
-            "v_dtype: K and V apart: vLLM has one kv_cache_dtype for both; leave v_dtype out, or use a contiguous "
-            "policy"
-        )
-    if dtype in NPU_ONLY:
-        return (
-            f"dtype: {dtype!r} is a dtype of the NPU ops; vLLM on CUDA takes fp8 or one of {', '.join(PER_TOKEN_HEAD)}"
-        )
-    return None
+def kernel_notes(
+    device: DeviceSpec, model: ModelShape, *, dtype: str, v_dtype: str | None, paged: bool
+) -> tuple[str, ...]:
+    """What holds for this KV on that device, in blocks or not, and is not in the step's time."""
+    names = {"kv_cache_dtype": dtype, "v_dtype": v_dtype}
+    told = [f for f in _findings(device, model, dtype, v_dtype, paged) if not f.refused and f.setting != "dtype"]
+    return tuple(f"{_KEYS[f.setting]} = {names[f.setting]}: {f.en}" if f.setting in names else f.en for f in told)
 
 
-def kernel_notes(device_vendor: str, dtype: str, v_dtype: str | None, *, paged: bool) -> tuple[str, ...]:
-    """What holds for a quantised cache on that vendor's devices, in blocks or not, and is not in the step's time."""
-    given = (("dtype", dtype), ("v_dtype", v_dtype or dtype))
-    if device_vendor != "ascend":
-        foreign = next((f"kv_cache.{key} = {name}" for key, name in given if name in NPU_ONLY), None)
-        if foreign is None:
-            return ()
-        return (f"{foreign}: a dtype of the NPU ops; the times on CUDA are those of a kernel that would read it",)
-    quantised = next((f"kv_cache.{key} = {name}" for key, name in given if name not in SIXTEEN_BIT), None)
-    if not paged or quantised is None:
-        return ()
-    return (
-        f"{quantised}: npu_fused_infer_attention_score reads a quantised cache with a block table "
-        "for one query token only; a prefill over cached tokens must dequantise them first, whose time is not counted",
+_KEYS = {"kv_cache_dtype": "kv_cache.dtype", "v_dtype": "kv_cache.v_dtype", "model": "model.name"}
+"""The scenario's key for what the capability table calls it."""
+
+
+def _findings(
+    device: DeviceSpec, model: ModelShape, dtype: str, v_dtype: str | None, paged: bool
+) -> tuple[CapabilityFinding, ...]:
+    return capability_findings(
+        device,
+        model,
+        kv_cache_dtype=dtype if dtype in DTYPES else "auto",
+        v_dtype=v_dtype if v_dtype in DTYPES and not model.latent_dim else None,
+        paged=paged,
     )
 
 

@@ -10,7 +10,7 @@ from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_layers, stage_shapes
 from hbmtwin.kernels.weights import check_tensor_parallel
 from hbmtwin.sim import catalog
-from hbmtwin.sim.kv_layout import device_refusal, kernel_notes, kv_layout, paged_refusal
+from hbmtwin.sim.kv_layout import kernel_notes, kv_layout, kv_refusal
 from hbmtwin.sim.legality import COUNT_BLOCKS
 from hbmtwin.sim.model_windows import block_retention
 from hbmtwin.sim.scenario import Scenario, ScenarioError
@@ -64,14 +64,15 @@ def layout_of(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> KVLa
         check_tensor_parallel(model, tp)
     except ValueError as error:
         raise ScenarioError(f"engine.tensor_parallel_size: {error}") from None
-    if (refused := device_refusal(device.vendor, model, dtype=kv.dtype, v_dtype=kv.v_dtype)) is not None:
-        raise ScenarioError(f"kv_cache.{refused}")
+    if (refused := kv_refusal(device, model, dtype=kv.dtype, v_dtype=kv.v_dtype)) is not None:
+        raise ScenarioError(refused)
     try:
         layout = kv_layout(model, dtype=kv.dtype, v_dtype=kv.v_dtype, tensor_parallel_size=tp)
     except ValueError as error:
         raise ScenarioError(f"kv_cache.{error}") from None
-    if kv.policy in IN_BLOCKS and (refused := paged_refusal(device.vendor, kv.dtype, kv.v_dtype)) is not None:
-        raise ScenarioError(f"kv_cache.{refused}")
+    in_blocks = kv.policy in IN_BLOCKS
+    if in_blocks and (refused := kv_refusal(device, model, dtype=kv.dtype, v_dtype=kv.v_dtype, paged=True)) is not None:
+        raise ScenarioError(refused)
     return layout
 
 
@@ -144,10 +145,10 @@ def batch_notes(scenario: Scenario, max_model_len: int) -> tuple[str, ...]:
     )
 
 
-def device_notes(scenario: Scenario, device: DeviceSpec) -> tuple[str, ...]:
+def device_notes(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> tuple[str, ...]:
     """Remarks that depend on whose device it is."""
     kv, engine = scenario.kv_cache, scenario.engine
-    notes = kernel_notes(device.vendor, kv.dtype, kv.v_dtype, paged=kv.policy in IN_BLOCKS)
+    notes = kernel_notes(device, model, dtype=kv.dtype, v_dtype=kv.v_dtype, paged=kv.policy in IN_BLOCKS)
     if kv.policy == "paged" and device.vendor == "ascend" and kv.block_size not in (None, device.default_block_size):
         notes += (
             f"kv_cache.block_size = {kv.block_size}: vllm-ascend makes it {device.default_block_size} where prefix "

@@ -65,7 +65,7 @@ def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
             "notes": [
                 *trace_notes(scenario, source),
                 *legality.notes(scenario),
-                *device_notes(scenario, plan.device),
+                *device_notes(scenario, plan.model, plan.device),
                 *pipeline_notes(scenario, plan.budget),
                 *batch_notes(scenario, plan.max_model_len),
                 *context_notes(scenario.workload.preset, source, plan.longest_request),

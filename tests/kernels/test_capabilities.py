@@ -216,6 +216,7 @@ def test_of_a_refused_setting_one_reason_is_told_and_no_warning() -> None:
     assert keys("a2", kv_cache_dtype="int4", engine="vllm-ascend") == ["int4_paged_npu"]
 
 
-def test_a_device_without_a_family_is_refused() -> None:
+def test_an_unknown_family_is_refused_and_nothing_is_known_of_none() -> None:
+    assert capability_findings(replace(on("a2"), family=""), MODEL, kv_cache_dtype="fp8") == ()
     with pytest.raises(ValueError, match=r"a tpu: unknown family 'tpu'; give the device one of 910a, 310p, a2"):
         findings("tpu")

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from hbmtwin.allocators.records import KVDtype, KVLayout
-from hbmtwin.kernels.records import ModelShape
-from hbmtwin.sim.catalog import model, models
-from hbmtwin.sim.kv_layout import DTYPES, device_refusal, kernel_notes, kv_layout, paged_refusal, scale_tensors
+from hbmtwin.kernels.records import DeviceSpec, ModelShape
+from hbmtwin.sim.catalog import device, model, models
+from hbmtwin.sim.kv_layout import DTYPES, kernel_notes, kv_layout, kv_refusal, scale_tensors
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
 LLAMA_7B = ModelShape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096)
+GROUPED = replace(LLAMA_7B, name="grouped", num_kv_heads=8)
 MLA = ModelShape(
     *("mla", 32, 2048, 6144, 16, 16, 192, 128256, 131072),
     kv_lora_rank=512,
@@ -23,6 +24,7 @@ MLA = ModelShape(
     qk_rope_head_dim=64,
     v_head_dim=128,
 )
+B2, A100, H100 = device("ascend-910b2"), device("a100-80gb"), replace(device("a100-80gb"), family="hopper")
 
 
 @pytest.mark.parametrize(
@@ -88,60 +90,71 @@ def test_constant_scales_have_names_and_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "dtype", "v_dtype", "reason"),
+    ("on", "dtype", "v_dtype", "reason"),
     [
-        ("ascend", "auto", None, None),
-        ("ascend", "auto", "float16", None),
-        ("ascend", "int8", None, None),
-        ("ascend", "int8_per_token", None, None),
-        ("ascend", "int8_per_token_head", "int8_per_token_head", None),
-        ("ascend", "int4_per_token_head", None, "dtype: int4 with a block table"),
-        ("ascend", "auto", "int4", "v_dtype: int4 with a block table"),
-        ("ascend", "auto", "int8", "v_dtype: K and V apart"),
-        ("ascend", "int8", "int8_per_token", "v_dtype: K and V apart"),
-        ("nvidia", "fp8", None, None),
-        ("nvidia", "int4_per_token_head", None, None),
-        ("nvidia", "auto", "fp8", "v_dtype: K and V apart: vLLM has one kv_cache_dtype"),
-        ("nvidia", "int8", None, "dtype: 'int8' is a dtype of the NPU ops"),
+        (B2, "auto", None, None),
+        (B2, "auto", "float16", None),
+        (B2, "int8", None, None),
+        (B2, "int8_per_token", None, None),
+        (B2, "int8_per_token_head", "int8_per_token_head", None),
+        (B2, "int4_per_token_head", None, "kv_cache.dtype: int4 with a block table"),
+        (B2, "auto", "int4", "kv_cache.v_dtype: int4 with a block table"),
+        (B2, "auto", "int8", "kv_cache.v_dtype: K and V apart"),
+        (B2, "int8", "int8_per_token", "kv_cache.v_dtype: K and V apart"),
+        (A100, "fp8", None, None),
+        (H100, "fp8", None, None),
+        (A100, "int4_per_token_head", None, None),
+        (A100, "auto", "fp8", "kv_cache.v_dtype: K and V apart: vLLM has one kv_cache_dtype"),
+        (A100, "int8", None, "kv_cache.dtype: 'int8' is a dtype of the NPU ops"),
     ],
+    ids=str,
 )
-def test_what_a_paged_engine_does_not_read(vendor: str, dtype: str, v_dtype: str | None, reason: str | None) -> None:
-    refusal = paged_refusal(vendor, dtype, v_dtype)
+def test_what_a_paged_engine_does_not_read(on: DeviceSpec, dtype: str, v_dtype: str | None, reason: str | None) -> None:
+    refusal = kv_refusal(on, LLAMA_7B, dtype=dtype, v_dtype=v_dtype, paged=True)
     assert (refusal is None) if reason is None else (refusal or "").startswith(reason)
 
 
 def test_what_no_op_of_an_npu_reads() -> None:
     def refusal(model: ModelShape = LLAMA_7B, dtype: str = "auto", v_dtype: str | None = None) -> str | None:
-        return device_refusal("ascend", model, dtype=dtype, v_dtype=v_dtype)
+        return kv_refusal(B2, model, dtype=dtype, v_dtype=v_dtype)
 
     assert refusal() is refusal(dtype="int4") is refusal(v_dtype="int8") is None
-    assert "have no FP8" in (refusal(dtype="fp8_e4m3") or "")
-    assert "have no FP8" in (refusal(v_dtype="fp8_per_token_head") or "")
+    assert "Atlas A2 has no FP8" in (refusal(dtype="fp8_e4m3") or "")
+    assert "Atlas A2 has no FP8" in (refusal(v_dtype="fp8_per_token_head") or "")
     narrow = replace(LLAMA_7B, head_dim=80)
     assert refusal(narrow) is None
     assert refusal(narrow, "int8") == (
-        "dtype: 'int8' with head_dim 80: npu_fused_infer_attention_score needs a multiple of 32, at most 512"
+        "kv_cache.dtype: 'int8' with head_dim 80: npu_fused_infer_attention_score needs a multiple of 32, at most 512"
     )
     assert "a multiple of 64" in (refusal(replace(LLAMA_7B, head_dim=96), v_dtype="int4") or "")
     assert "a multiple of 16" in (refusal(replace(LLAMA_7B, head_dim=100)) or "")
     assert "at most 512" in (refusal(replace(LLAMA_7B, head_dim=1024)) or "")
     assert (refusal(narrow, "fp8") or "").endswith("use one of auto, float16, bfloat16")
-    assert (refusal(v_dtype="int4") or refusal(replace(LLAMA_7B, head_dim=96), v_dtype="int4") or "").startswith("v_d")
+    assert (refusal(replace(LLAMA_7B, head_dim=96), v_dtype="int4") or "").startswith("kv_cache.v_d")
     assert refusal(MLA) is refusal(MLA, "float16") is refusal(dtype="fp9") is refusal(v_dtype="int7") is None
     for quantised in ("fp8", "int8", "int4_per_token_head"):
         assert refusal(MLA, quantised) == (
-            f"dtype: '{quantised}' for the latent tensor of mla (MLA): Atlas A2 and A3 have no FP8, and a latent is "
+            f"kv_cache.dtype: '{quantised}' for the latent tensor of mla (MLA): Atlas A2 has no FP8, and a latent is "
             "not stored in integers; use one of auto, float16, bfloat16"
         )
     assert "256 + 32 elements" in (refusal(replace(MLA, kv_lora_rank=256, qk_rope_head_dim=32)) or "")
-    assert device_refusal("nvidia", narrow, dtype="int8", v_dtype=None) is None
+    assert kv_refusal(A100, narrow, dtype="int8", v_dtype=None) is None
+    assert (kv_refusal(replace(B2, family="310p"), MLA, dtype="auto", v_dtype=None) or "").startswith("model.name: mla")
+
+
+def notes_of(on: DeviceSpec, dtype: str, v_dtype: str | None, *, paged: bool) -> tuple[str, ...]:
+    return kernel_notes(on, LLAMA_7B, dtype=dtype, v_dtype=v_dtype, paged=paged)
 
 
 def test_a_quantised_cache_on_an_npu_comes_with_a_remark() -> None:
-    assert kernel_notes("ascend", "auto", None, paged=True) == kernel_notes("nvidia", "fp8", None, paged=True) == ()
-    assert kernel_notes("ascend", "int8", None, paged=False) == ()
-    (note,) = kernel_notes("ascend", "auto", "int8", paged=True)
-    assert note.startswith("kv_cache.v_dtype = int8: npu_fused_infer_attention_score reads a quantised cache")
+    assert notes_of(B2, "auto", None, paged=True) == notes_of(A100, "fp8", None, paged=True) == ()
+    assert notes_of(B2, "int8", None, paged=False) == ()
+    (note,) = notes_of(B2, "int8", None, paged=True)
+    assert note.startswith("kv_cache.dtype = int8: npu_fused_infer_attention_score reads a quantised cache")
+    (note,) = notes_of(A100, "auto", "int4", paged=False)
+    assert note.startswith("kv_cache.v_dtype = int4: a dtype of the NPU ops")
+    (note,) = kernel_notes(replace(B2, family="310p"), GROUPED, dtype="auto", v_dtype=None, paged=False)
+    assert note.startswith("npu_prompt_flash_attention on 310P has no grouped queries")
 
 
 def rows_of_the_docs(first_header: str) -> list[list[str]]:
@@ -157,9 +170,9 @@ def test_the_table_of_dtypes_in_the_docs_is_true() -> None:
         for name in names.replace("`", "").split(", "):
             listed.append(name)
             assert f"{kv_layout(LLAMA_7B, dtype=name).token_bytes / 1024:g} KiB" == size
-            ascend = device_refusal("ascend", LLAMA_7B, dtype=name, v_dtype=None) or paged_refusal("ascend", name, None)
-            assert (ascend is None) == (on_ascend == "yes"), name
-            assert (paged_refusal("nvidia", name, None) is None) == (on_cuda == "yes"), name
+            for on, told in ((B2, on_ascend), (A100, on_cuda)):
+                refusal = kv_refusal(on, LLAMA_7B, dtype=name, v_dtype=None, paged=True)
+                assert (refusal is None) == (told == "yes"), name
     assert sorted(listed) == sorted(DTYPES)
 
 
@@ -218,12 +231,12 @@ def test_constant_scales_are_loaded_with_the_weights() -> None:
     ("changes", "message"),
     [
         ({"dtype": "int7"}, r"^kv_cache.dtype: unknown dtype 'int7': did you mean 'int"),
-        ({"dtype": "fp8"}, "^kv_cache.dtype: 'fp8': Atlas A2 and A3 have no FP8"),
+        ({"dtype": "fp8"}, "^kv_cache.dtype: 'fp8': Atlas A2 has no FP8"),
         ({"dtype": "int4", "policy": "paged"}, "^kv_cache.dtype: int4 with a block table"),
         ({"v_dtype": "int7"}, r"^kv_cache.v_dtype: unknown v_dtype 'int7': did you mean 'int"),
         (
             {"v_dtype": "fp8"},
-            "^kv_cache.v_dtype: 'fp8': Atlas A2 and A3 have no FP8; use one of int8, int8_per_token, ",
+            "^kv_cache.v_dtype: 'fp8': Atlas A2 has no FP8; use one of int8, int8_per_token, ",
         ),
         ({"v_dtype": "int8", "model_name": "youtu-llm-2b"}, "^kv_cache.v_dtype: 'int8' where youtu-llm-2b keeps one"),
         ({"v_dtype": "int8", "policy": "paged"}, "^kv_cache.v_dtype: K and V apart"),
