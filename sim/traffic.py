@@ -18,6 +18,7 @@ from hbmtwin.workloads.open_loop import OpenLoop
 from hbmtwin.workloads.priorities import Priorities
 from hbmtwin.workloads.records import Source, WorkloadError
 from hbmtwin.workloads.samples import Samples
+from hbmtwin.workloads.tables import naming
 
 
 def source_of(scenario: Scenario) -> Source:
@@ -104,7 +105,8 @@ def _source_of_prompts(scenario: Scenario) -> Source:
 
 def _multi_turn(scenario: Scenario, file: str) -> Source:
     w = scenario.workload
-    plan = read_multi_turn(Path(file))
+    with naming("workload.multi_turn"):
+        plan = read_multi_turn(Path(file))
     rate = None if w.request_rate == inf else w.request_rate
     try:
         return MultiTurn(

@@ -21,6 +21,7 @@ import numpy as np
 from hbmtwin.workloads import draws
 from hbmtwin.workloads.draws import IntArray, Purpose
 from hbmtwin.workloads.gaps import Pattern, gaps_of
+from hbmtwin.workloads.plural import counted
 from hbmtwin.workloads.rates import Ramp, RateCurve
 from hbmtwin.workloads.records import WorkloadError
 
@@ -124,6 +125,16 @@ class Arrivals:
         for times in self._times_ns(seed, sessions, chunk):
             yield np.rint(times * factor).astype(np.int64)
 
+    def _too_slow(self) -> str:
+        """Which rate lets the last of them arrive beyond the clock, and the cure."""
+        if self.ramp is None:
+            key, pace = "request_rate", f"at a request_rate of {self.request_rate}"
+        else:
+            start, end = self.ramp.start_rps, self.ramp.end_rps
+            key = "ramp_up_start_rps" if start <= end else "ramp_up_end_rps"
+            pace = f"on a ramp from {start:g} to {end:g} a second"
+        return f"{pace} take over 146 years: raise workload.{key}, or take fewer workload.num_prompts"
+
     def _times_ns(self, seed: int, sessions: int, chunk: int) -> Iterator[IntArray]:
         gaps, last, last_bent = gaps_of(self.pattern, self.burstiness), 0, 0
         for first in range(0, sessions, chunk):
@@ -136,10 +147,7 @@ class Arrivals:
                 gaps_ns = np.rint(gaps.drawn(seed, ids) / rate * 1e9)
                 too_long = last + float(gaps_ns.sum()) > _LAST_NS
             if too_long:
-                raise WorkloadError(
-                    f"{sessions} sessions at a request_rate of {self.request_rate} take over 146 years: raise "
-                    "workload.request_rate, or take fewer workload.num_prompts"
-                )
+                raise WorkloadError(f"{counted(sessions, 'session')} {self._too_slow()}")
             times = last + np.cumsum(gaps_ns.astype(np.int64))
             last = int(times[-1])
             if self.bursts is not None or self.curve is not None:

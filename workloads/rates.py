@@ -110,7 +110,11 @@ class Ramp:
         progress = ids / max(total - 1, 1)
         if self.strategy == "linear":
             return self.start_rps + (self.end_rps - self.start_rps) * progress
-        return self.start_rps * inverse.exps(inverse.log(self.end_rps / self.start_rps) * progress)
+        ratio = self.end_rps / self.start_rps
+        if 0 < ratio < math.inf:
+            return self.start_rps * inverse.exps(inverse.log(ratio) * progress)
+        start, end = inverse.log(self.start_rps), inverse.log(self.end_rps)  # no float is their ratio
+        return inverse.exps(start + (end - start) * progress)
 
 
 def rate_curve_from(points: Sequence[Sequence[float]]) -> RateCurve:

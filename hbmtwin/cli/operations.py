@@ -42,6 +42,7 @@ def replay(
 ) -> int:
     """Replay an operation trace on a device allocator."""
     from hbmtwin.cli.replay import print_replay, replay_trace, summary
+    from hbmtwin.workloads.plural import counted, were
 
     given = {"flavour": flavour, "release": release, "alloc_conf": alloc_conf}
     settings = {name: value for name, value in given.items() if value is not None}
@@ -49,7 +50,8 @@ def replay(
     tally, stats = replay_trace(trace, allocator, settings, capacity_bytes, only=only, per_op=per_op)
     wall_s = time.monotonic() - begin
     if tally.errors:
-        print(f"note: {tally.errors:,} operations were refused; the first: {tally.first_error}", file=sys.stderr)
+        refused = f"{counted(tally.errors, 'operation')} {were(tally.errors)} refused"
+        print(f"note: {refused}; the first: {tally.first_error}", file=sys.stderr)
     if json_:
         print(json_text(summary(tally, stats, wall_s)))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +48,8 @@ def init(
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(file)) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it may not have come to be, as below a file that is no folder
+            partial.unlink()
     print(json.dumps({"written": str(file)}) if json_ else f"wrote {file}; now: hbmtwin compare {file}")
     return OK
 

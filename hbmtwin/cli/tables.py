@@ -37,6 +37,7 @@ from hbmtwin.dashboard.verdict import (
     seconds_text,
     server_log,
 )
+from hbmtwin.workloads.plural import counted
 
 WORDS = 24
 """Columns that a cell of several words gets at least, before a table is cut in two; less where there are no more."""
@@ -249,7 +250,7 @@ def _prefix_text(cache: Mapping[str, Any]) -> str:
     again = cache["preempted_requests"]
     return (
         f"{percent_text(cache['hit_rate'])} hit rate, {cache['hits']:,} of {cache['queries']:,} tokens found, "
-        f"{cache['requests']:,} requests" + (f" ({again:,} more after a preemption)" if again else "")
+        f"{counted(cache['requests'], 'request')}" + (f" ({again:,} more after a preemption)" if again else "")
     )
 
 

@@ -71,9 +71,7 @@ CASES = [
     Case("blank", "\n \n\n", 1, "the file is empty; it needs a header such as arrival_s,prompt_tokens,outpu", None),
     Case("header_only", OURS, None, "no requests in it; it has a header only", None),
     Case("azure_header_only", AZURE, None, "no requests in it; it has a header only", None),
-    Case(
-        "all_failed", BURST + "5,GPT-4,5,0,5,API log\n", None, "no requests in it; all of its 1 calls failed; ke", None
-    ),
+    Case("all_failed", BURST + "5,GPT-4,5,0,5,API log\n", None, "no requests in it; its only call failed; ke", None),
     Case("cut_gzip", gzip.compress(LONG.encode())[:-9], -1, "the gzip file ends early; fetch or write it again", None),
     Case("damaged_gzip", damaged(OURS + GOOD), -1, "the gzip file is damaged (CRC check failed", None),
     Case("not_utf8", OURS.encode() + b"0,5,2\n1,\xff,2\n", 3, "this is not UTF-8 text; save the file as UTF-8", None),
@@ -234,16 +232,17 @@ def test_a_broken_trace(shell: Shell, tmp_path: Path, case: Case) -> None:
             open_trace(path, skip_bad_lines=True)
         told = str(error.value).removeprefix(str(tmp_path) + "/")
         if case.id == "text_only":
-            assert told.startswith("trace: no requests in it; all of its 1 lines are bad, the first: ")
+            assert told.startswith("trace: no requests in it; its only line is bad: ")
         else:
             said(told)
     else:
         trace = open_trace(path, skip_bad_lines=True)
         assert trace.total_requests is not None
         assert trace.total_requests >= 1
-        assert trace.notes[0].startswith(f"{case.skipped} bad lines were skipped; the first: {path}:{case.line}: ")
+        told = "1 bad line was" if case.skipped == 1 else f"{case.skipped} bad lines were"
+        assert trace.notes[0].startswith(f"{told} skipped; the first: {path}:{case.line}: ")
         assert len(list(trace.recorded())) == trace.total_requests
-        assert trace.notes[0].startswith(f"{case.skipped} bad lines")
+        assert trace.notes[0].startswith(told)
 
 
 def test_no_such_file_and_a_folder(shell: Shell, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_bad_lines_are_refused_or_counted(shell: Shell, tmp_path: Path) -> None:
     assert answer.err.startswith(f"error: {path}:3: prompt_tokens is 'nan'")
     answer = shell("workload", "describe", path, "--skip-bad-lines")
     assert answer.code == 0
-    assert answer.err.startswith(f"note: 1 bad lines were skipped; the first: {path}:3: ")
+    assert answer.err.startswith(f"note: 1 bad line was skipped; the first: {path}:3: ")
     assert lines(answer.out)[0] == "mine.csv: 2 requests in 2.00 s, 1.00 a second"
 
 

@@ -71,6 +71,20 @@ def test_what_contradicts_it_is_refused(settings: list[str], said: str, file: Pa
         run(Scenario.load(file, overrides=settings))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", r"generate\.json:1: not JSON"),
+        ("[]", r"generate\.json: this is a list"),
+        ('{"num_conversations": 3}', r"generate\.json: prompt_input is missing"),
+    ],
+)
+def test_a_file_that_is_wrong_is_told_behind_its_key(text: str, said: str, file: Path) -> None:
+    (file.parent / "generate.json").write_text(text)
+    with pytest.raises(WorkloadError, match=f"^workload\\.multi_turn: .*{said}"):
+        run(Scenario.load(file))
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="no such file"):
+    with pytest.raises(WorkloadError, match=r"^workload\.multi_turn: .*no such file"):
         run(Scenario.load(overrides=[f"workload.multi_turn={tmp_path / 'no.json'}"]))

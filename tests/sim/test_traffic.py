@@ -122,7 +122,7 @@ def test_what_a_scenario_says_of_its_trace(tmp_path: Path) -> None:
         (3 * 10**9, ("mooncake", 48, 16)),
     ]
     (note,) = trace_notes(scenario(), Samples(Priorities(source, [1.0, 1.0]), 2))
-    assert note.startswith(f"workload.trace: 1 bad lines were skipped; the first: {path}:2: this is no JSON")
+    assert note.startswith(f"workload.trace: 1 bad line was skipped; the first: {path}:2: this is no JSON")
     assert trace_notes(scenario(), source_of(scenario())) == ()
     spread = [
         [r.arrival_ns for r in source_of(scenario(*keys, "workload.trace_jitter=true", seed=seed)).open()]

@@ -115,7 +115,7 @@ def test_bending_keeps_the_ends_of_every_cycle() -> None:
         (lambda: Bursts(10, 2, 0.5), "bursts of 2 s in 10 s can be 1 to just under 5 times the mean rate, not 0.5"),
         (
             lambda: times(Arrivals(1e-9), 100_000),
-            "100000 sessions at a request_rate of 1e-09 take over 146 years: raise workload.request_rate, or take "
+            "100,000 sessions at a request_rate of 1e-09 take over 146 years: raise workload.request_rate, or take "
             "fewer workload.num_prompts",
         ),
         (

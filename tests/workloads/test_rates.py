@@ -130,6 +130,11 @@ def test_rescaled_at_an_infinite_rate_is_all_at_once() -> None:
     assert times(Arrivals(math.inf, rescale_gaps=True), 5).tolist() == [0] * 5
 
 
+def test_a_ramp_whose_ends_have_no_quotient_is_a_ramp() -> None:
+    rates = Ramp("exponential", 1e-300, 1e300).rates(np.arange(3), 3)
+    assert rates == pytest.approx([1e-300, 1.0, 1e300], rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("build", "said"),
     [
@@ -149,6 +154,15 @@ def test_rescaled_at_an_infinite_rate_is_all_at_once() -> None:
         (
             lambda: times(Arrivals(1e-9, curve=RateCurve(((0, 1e-3), (1, 1e-3)))), 3),
             "arrivals under this rate curve take over 146 years",
+        ),
+        (
+            lambda: times(Arrivals(math.inf, ramp=Ramp("linear", 1e-300, 1e300)), 3),
+            "3 sessions on a ramp from 1e-300 to 1e+300 a second take over 146 years: raise "
+            "workload.ramp_up_start_rps, or take fewer workload.num_prompts",
+        ),
+        (
+            lambda: times(Arrivals(math.inf, ramp=Ramp("exponential", 1e300, 1e-300)), 3),
+            "3 sessions on a ramp from 1e+300 to 1e-300 a second take over 146 years: raise workload.ramp_up_end_rps,",
         ),
     ],
 )

@@ -16,6 +16,9 @@ from hbmtwin.workloads.suggest import did_you_mean
 
 _LONGEST_LINE = 2**20
 _GZIP = b"\x1f\x8b"
+_GZIP_BITS = 31
+"""To :mod:`zlib`: the largest window, in gzip's wrapping."""
+_PIECE_BYTES = 2**16
 _OTHERS = {
     b"PK\x03\x04": "a zip archive; unpack it first",
     b"\xfd7zXZ\x00": "xz compressed; unpack it first (xz -d), or recompress it as gzip",
@@ -67,10 +70,37 @@ def text_lines(path: Path, *, longest_bytes: int = _LONGEST_LINE) -> Generator[s
     except EOFError:
         raise bad_line(path, line + 1, "the gzip file ends early", "fetch or write it again") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise bad_line(path, line + 1, f"the gzip file is damaged ({error})", "fetch or write it again") from None
+        what = f"the gzip file is damaged ({error})"
+        raise bad_line(path, _line_of_damage(path), what, "fetch or write it again") from None
     except FileNotFoundError:
         siblings = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
         hint = did_you_mean(path.name, siblings) if siblings else "check the path"
         raise WorkloadError(f"{path}: no such file; {hint}") from None
     except OSError as error:
         raise WorkloadError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
+
+
+def _line_of_damage(path: Path) -> int:
+    """The line at which a damaged gzip file stops. O(file).
+
+    :mod:`gzip` drops what it unpacked in the same read, which of a small file is all of it. Here what cannot be
+    unpacked is halved, down to the byte that cannot.
+    """
+    line, unpacker = 1, zlib.decompressobj(_GZIP_BITS)
+    with path.open("rb") as raw:
+        while data := raw.read(_PIECE_BYTES):
+            pieces = [data]
+            while pieces:
+                piece, before = pieces.pop(), unpacker.copy()
+                try:
+                    line += unpacker.decompress(piece).count(b"\n")
+                except zlib.error:
+                    if len(piece) == 1:
+                        return line
+                    unpacker, middle = before, len(piece) // 2
+                    pieces += piece[middle:], piece[:middle]
+                    continue
+                if unpacker.eof:  # another member may follow
+                    rest, unpacker = unpacker.unused_data, zlib.decompressobj(_GZIP_BITS)
+                    pieces += [rest] if rest else []
+    return line

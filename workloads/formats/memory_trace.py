@@ -11,7 +11,6 @@ import csv
 import gzip
 import io
 import math
-import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -22,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hbmtwin.workloads.formats.lines import bad_line, text_lines
+from hbmtwin.workloads.formats.whole_file import replaced
 from hbmtwin.workloads.records import WorkloadError
 from hbmtwin.workloads.suggest import did_you_mean
 
@@ -131,8 +131,7 @@ def write_memory_trace(ops: Iterable[MemoryOp], path: str | Path, *, stamps: boo
     """
     path = Path(path)
     width = len(COLUMNS) + len(STAMPS) * stamps
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with replaced(path) as partial:
         if path.suffix == ".parquet":
             _write_parquet(ops, partial, width)
         else:
@@ -140,9 +139,6 @@ def write_memory_trace(ops: Iterable[MemoryOp], path: str | Path, *, stamps: boo
                 writer = csv.writer(out, lineterminator="\n")
                 writer.writerow(MemoryOp._fields[:width])
                 writer.writerows(_cells(op)[:width] for op in ops)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 # -- rows of both kinds of files: line or row number, and values by column ------------------------------------------

@@ -33,6 +33,7 @@ from hbmtwin.workloads.conversations import SYSTEM_STREAM
 from hbmtwin.workloads.draws import Purpose
 from hbmtwin.workloads.formats.lines import text_lines
 from hbmtwin.workloads.formats.multi_turn_counts import Count, UniformCount, count_from
+from hbmtwin.workloads.plural import counted
 from hbmtwin.workloads.records import Request, Span, Status, WorkloadError, merge_spans, output_stream, user_stream
 from hbmtwin.workloads.suggest import did_you_mean
 from hbmtwin.workloads.think_times import ExponentialTime
@@ -126,7 +127,9 @@ class MultiTurn:
                 f"{num_clients} clients need as many conversations, and there are {plan.num_conversations}"
             )
         if max_num_requests is not None and max_num_requests < num_clients:
-            raise WorkloadError(f"{max_num_requests} requests are less than one for each of {num_clients} clients")
+            raise WorkloadError(
+                f"{counted(max_num_requests, 'request')} for {num_clients} clients: each of them begins with one"
+            )
         self.plan = plan
         self.num_clients = num_clients
         self._seed = seed

@@ -31,6 +31,7 @@ from hbmtwin.workloads.formats.format import Format, Parse, Settings, Tally, che
 from hbmtwin.workloads.formats.lines import bad_line, is_parquet, text_lines
 from hbmtwin.workloads.formats.rows import BadRow, Row
 from hbmtwin.workloads.formats.ticks import spread
+from hbmtwin.workloads.plural import counted, were
 from hbmtwin.workloads.records import WorkloadError
 
 _ROWS_AT_ONCE = 1 << 12
@@ -93,20 +94,25 @@ class TraceReader:
 
     def _why_empty(self) -> str:
         if self.tally.bad_lines:
+            if self.tally.bad_lines == 1:
+                return f"no requests in it; its only line is bad: {self.tally.first_bad}"
             return (
                 f"no requests in it; all of its {self.tally.bad_lines} lines are bad, the first: {self.tally.first_bad}"
             )
         if self.tally.failed_calls:
-            return f"no requests in it; all of its {self.tally.failed_calls} calls failed; keep_failed sends them too"
+            calls = "its only call" if self.tally.failed_calls == 1 else f"all of its {self.tally.failed_calls} calls"
+            return f"no requests in it; {calls} failed; keep_failed sends them too"
         return "no requests in it; it has a header only"
 
     def notes(self) -> tuple[str, ...]:
         """What the latest pass left out, and what the format has to be known for, a sentence each."""
         told = []
         if self.tally.bad_lines:
-            told.append(f"{self.tally.bad_lines} bad lines were skipped; the first: {self.tally.first_bad}")
+            skipped = f"{counted(self.tally.bad_lines, 'bad line')} {were(self.tally.bad_lines)} skipped"
+            told.append(f"{skipped}; the first: {self.tally.first_bad}")
         if self.tally.failed_calls:
-            told.append(f"{self.path}: {self.tally.failed_calls} failed calls were dropped")
+            dropped = f"{counted(self.tally.failed_calls, 'failed call')} {were(self.tally.failed_calls)} dropped"
+            told.append(f"{self.path}: {dropped}")
         if self.format is not None and self.format.note:
             told.append(f"{self.path}: {self.format.note}")
         return tuple(told)

@@ -6,7 +6,7 @@ import gzip
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
@@ -25,7 +25,8 @@ def replaced(path: Path) -> Iterator[Path]:
         reason = os.strerror(error.errno) if error.errno else error  # Arrow has a text of its own
         raise OSError(f"{path}: cannot be written ({reason}); check the folder and its permissions") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it may not have come to be, as below a file that is no folder
+            partial.unlink()
 
 
 @contextmanager

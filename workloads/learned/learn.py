@@ -25,6 +25,7 @@ from hbmtwin.workloads.gaps import burstiness_of
 from hbmtwin.workloads.learned.measured import Measured, measured
 from hbmtwin.workloads.learned.model import MAX_RATE, Client, Family, LengthWindow, TrafficModel, Window
 from hbmtwin.workloads.learned.sharing import SharingMeter
+from hbmtwin.workloads.plural import counted
 from hbmtwin.workloads.records import Request, WorkloadError
 from hbmtwin.workloads.statistics.describe import BLOCK_SIZE
 
@@ -80,7 +81,9 @@ def learn(
             seen[r.tenant] = _Seen(block_size)
         seen[r.tenant].add(r)
     if count < 2 or last_ns == first_ns:
-        raise WorkloadError(f"{count} requests over {(last_ns - first_ns) / 1e9:g} s tell no rate; take a longer trace")
+        raise WorkloadError(
+            f"{counted(count, 'request')} over {(last_ns - first_ns) / 1e9:g} s tell no rate; take a longer trace"
+        )
     span_ns = last_ns - first_ns
     notes: list[str] = []
     clients = tuple(

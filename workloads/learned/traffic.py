@@ -89,10 +89,10 @@ class ModelTraffic:
             and duration_s is None
             and num_prompts > expected * rate_scale * _LAST_S / model.span_s
         ):
-            rate = f"that times {expected / model.span_s:.3g} a second"
+            asked = f"{counted(num_prompts, 'request')} at that times {expected / model.span_s:.3g} a second"
             raise WorkloadError(
-                f"rate_scale {rate_scale:g}: {counted(num_prompts, 'request')} at {rate} take over 146 years, which is as "
-                "far as the clock goes; raise it, or ask for fewer"
+                f"rate_scale {rate_scale:g}: {asked} take over 146 years, which is as far as the clock goes; raise it, "
+                "or ask for fewer"
             )
 
     def requests(self) -> Iterator[Request]:

@@ -248,7 +248,7 @@ def test_text_that_is_no_json_is_told_with_its_line(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"num_clients": 25}, "25 clients need as many conversations, and there are 24"),
-        ({"num_clients": 4, "max_num_requests": 3}, "3 requests are less than one for each of 4 clients"),
+        ({"num_clients": 4, "max_num_requests": 3}, "3 requests for 4 clients: each of them begins with one"),
     ],
 )
 def test_more_clients_than_work_are_refused(settings: dict[str, int], said: str, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_file_without_times_has_lengths_and_is_no_traffic(
 def test_failed_calls_are_dropped_and_counted_or_sent(tmp_path: Path) -> None:
     path = write(tmp_path, SAMPLES[6].content)
     trace = open_trace(path)
-    assert trace.notes == (f"{path}: 1 failed calls were dropped",)
+    assert trace.notes == (f"{path}: 1 failed call was dropped",)
     kept = open_trace(path, keep_failed=True)
     assert figures(kept) == [(0, 472, 18), (40 * 10**9, 1087, 1), (113 * 10**9, 417, 276)]
     assert kept.notes == ()

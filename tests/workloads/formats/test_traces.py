@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import tracemalloc
+import zlib
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
@@ -196,10 +197,28 @@ def test_a_truncated_gzip_says_so(tmp_path: Path, cut: int) -> None:
         open_trace(path)
 
 
+@pytest.mark.parametrize(("rows", "members"), [(400, 1), (400, 2), (60_000, 1), (60_000, 3)])
+def test_a_damaged_gzip_is_told_at_the_line_where_it_stops(tmp_path: Path, rows: int, members: int) -> None:
+    lines = [OURS, *(f"{n},{n % 977 + 1},{n % 89 + 1}\n" for n in range(rows))]
+    share = -(-len(lines) // members)
+    parts = ["".join(lines[first : first + share]).encode() for first in range(0, len(lines), share)]
+    packed = bytearray(b"".join(gzip.compress(part) for part in parts))
+    # The last member's stream ends in a block of a kind that there is not: all that stands before it can be read.
+    stream = zlib.compressobj(wbits=-15)
+    start = stream.compress(parts[-1][:-100]) + stream.flush(zlib.Z_FULL_FLUSH)
+    packed[len(packed) - len(gzip.compress(parts[-1])) + 10 :] = start + b"\xff" * 40
+    line = len(lines) - parts[-1][-100:].count(b"\n") + 1
+    with pytest.raises(WorkloadError) as error:
+        open_trace(write(tmp_path, bytes(packed)))
+    told = str(error.value).removeprefix(str(tmp_path) + "/")
+    assert told.startswith(f"trace.csv:{line}: the gzip file is damaged ("), told
+    assert told.endswith("; fetch or write it again")
+
+
 def test_a_gzip_with_a_wrong_checksum_says_so(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress((OURS + "0,1,2\n").encode()))
     packed[-8] ^= 1
-    with pytest.raises(WorkloadError, match=r"trace\.csv:\d: the gzip file is damaged \(CRC check failed"):
+    with pytest.raises(WorkloadError, match=r"trace\.csv:3: the gzip file is damaged \(CRC check failed"):
         open_trace(write(tmp_path, bytes(packed)))
 
 

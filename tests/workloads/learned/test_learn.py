@@ -172,7 +172,7 @@ def test_lengths_alone_are_poisson() -> None:
     ("requests", "keys", "said"),
     [
         ([], {}, "0 requests over 0 s tell no rate"),
-        ([request(0, 5.0)], {}, "1 requests over 0 s tell no rate"),
+        ([request(0, 5.0)], {}, "1 request over 0 s tell no rate"),
         ([request(0, 5.0), request(1, 5.0)], {}, "2 requests over 0 s tell no rate"),
         ([request(0, 5.0), request(1, 4.0)], {}, "request 1 arrives before the one above it"),
         ([], {"window_s": 0.5}, "a window is from 1 to 1e6 seconds, not 0.5"),
