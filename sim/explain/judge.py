@@ -2,16 +2,89 @@
 
 ::
 
-    findings --facts--> OomFacts --classify--> Cause --+--> arithmetic   the message's own books, line by line
-                                                       +--> helps, does_not_help   each with its numbers
+    findings --failure--> OomFacts --classify--> Cause --+--> arithmetic   the message's own books, line by line
+                                                         +--> advice       what helps and what does not, with numbers
+
+One failure is told many times: by the worker, by its parent, by the driver below it. Each is judged once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from hbmtwin.allocators.caching.messages import format_size
 from hbmtwin.allocators.oom import Cause, OomFacts
+from hbmtwin.sim.explain.advice import Situation, does_not_help, helps
+from hbmtwin.sim.explain.arithmetic import NEARLY_FULL, books
 from hbmtwin.sim.explain.circumstances import When
-from hbmtwin.sim.phrases import Said
+from hbmtwin.sim.explain.failure import EXABYTE, KINDS, Failure, failure_of
+from hbmtwin.sim.explain.findings import Finding
+from hbmtwin.sim.phrases import Phrase, Said
+
+CAUSES = {
+    Cause.NEVER_FITS: Phrase(
+        "the request is larger than the device or its cap: it could never be served", "申请超过设备或上限，永远无法满足"
+    ),
+    Cause.ALLOCATOR_RULE: Phrase(
+        "enough memory was free, and something other than its amount refused it",
+        "空闲显存足够，是数量以外的原因拒绝了本次申请",
+    ),
+    Cause.EXTERNAL_FRAGMENTATION: Phrase(
+        "fragmentation: enough is free in all, but not in one piece", "显存碎片：空闲总量足够，但没有足够大的连续块"
+    ),
+    Cause.GROWTH_COPY: Phrase(
+        "old copies of growing buffers hold what was missing", "增长缓冲区的旧副本占用了所缺的显存"
+    ),
+    Cause.RESERVATION: Phrase(
+        "memory that is reserved and not filled holds what was missing", "已预留但未填充的显存正是所缺的部分"
+    ),
+    Cause.PARKED_HISTORY: Phrase("kept conversations hold what was missing", "保留的历史会话占用了所缺的显存"),
+    Cause.OTHER_TENANT: Phrase(
+        "other processes on the device hold {tenants}; without them it would fit",
+        "设备上的其他进程占用 {tenants}，没有它们就能放下",
+    ),
+    Cause.RUNTIME_PEAK: Phrase(
+        "memory that was freed and is still in use by a step in flight was missing",
+        "已释放但仍被在途计算使用的显存正是所缺的部分",
+    ),
+    Cause.SHORTAGE: Phrase(
+        "a plain shortage: this process itself has filled the device", "显存不足：就是本进程自己把设备用满了"
+    ),
+}
+SHORTAGE_AMONG_OTHERS = Phrase(
+    "a plain shortage: even without the other processes ({tenants}) it would not fit",
+    "显存不足：即使没有其他进程（{tenants}）也放不下",
+)
+SHORTAGE_OF_ALL = Phrase(
+    "a plain shortage; the message does not tell who holds the rest of the device",
+    "显存不足；报错没有说明其余显存被谁占用",
+)
+FRAGMENTED_AND_FULL = Phrase(
+    "fragmentation on a device that is full anyway: not in one piece, and with this request served only {left} would "
+    "be left",
+    "显存碎片，而且设备本来就快满了：没有连续块，即使这次成功也只剩 {left}",
+)
+UNSETTLED = Phrase(
+    "either of two, which the printed digits do not settle: {one}; or {other}",
+    "打印精度不足以区分两种可能：{one}；或者 {other}",
+)
+UNTOLD = Phrase(
+    "memory ran out; the text does not tell enough of the figures to say why",
+    "显存不足，但文本中的数字不全，无法判断原因",
+)
+OUTSIDE_TORCH = Phrase(
+    "the driver had no memory for something outside of torch's allocator{what}",
+    "驱动层没有显存可分配，申请来自 torch 分配器之外{what}",
+)
+CORRUPT = Phrase("a size that no tensor has was asked for", "申请了不可能的大小")
+PREEMPTED = Phrase(
+    "the memory fraction refused {asked} before the driver was asked", "显存比例上限在询问驱动之前拒绝了 {asked}"
+)
+
+SAME_STORY_LINES = 200
+"""A driver's word within so many lines of an allocator's message of the same rank tells the same failure."""
+TRACEBACK_LINES = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +104,122 @@ class Judgement:
     does_not_help: tuple[Said, ...]
     facts: OomFacts
     """What :func:`~hbmtwin.allocators.oom.classify` was asked; what the text does not tell is 0."""
+    line: int
+    """Where its message begins."""
+    phase: str = ""
+    """weights, profile, kv_cache, capture, warm_up, step; empty: not told."""
+
+
+def judge(findings: Sequence[Finding]) -> list[Judgement]:
+    """One judgement for each failed request that *findings* tell, in their order. O(failures x findings)."""
+    return [_judged(finding, findings) for finding in _failures(findings)]
+
+
+def _failures(findings: Sequence[Finding]) -> list[Finding]:
+    """The messages of failures, each once: a repeated one and a driver's word under an allocator's are left out."""
+    kept: list[Finding] = []
+    seen: set[tuple[object, ...]] = set()
+    told = [finding for finding in findings if finding.kind in KINDS]
+    lines_of: dict[str, list[int]] = {}
+    for finding in told:
+        if not finding.kind.endswith("driver_oom"):
+            lines_of.setdefault(finding.rank, []).append(finding.line)
+    for finding in told:
+        driver = finding.kind.endswith("driver_oom")
+        key: tuple[object, ...] = (
+            finding.rank if driver else "",
+            finding.kind,
+            tuple(sorted(finding.numbers.items())),
+            tuple(sorted(finding.words.items())),
+        )
+        if driver and any(abs(finding.line - line) <= SAME_STORY_LINES for line in lines_of.get(finding.rank, ())):
+            continue
+        if key not in seen:
+            seen.add(key)
+            kept.append(finding)
+    return kept
+
+
+def _judged(finding: Finding, findings: Sequence[Finding]) -> Judgement:
+    failure = failure_of(finding, findings)
+    when, phase = _moment(finding, findings)
+    settings = [other for other in findings if other.kind == "setting"]
+    cause = failure.causes[0] if len(failure.causes) == 1 else None
+    situation = Situation(
+        cause,
+        when,
+        phase,
+        expandable_on=any("expandable_segments:True" in words for other in settings for words in other.words.values()),
+        hccl_buffsize_mib=_last(settings, "HCCL_BUFFSIZE"),
+        task_queue=_last(settings, "TASK_QUEUE_ENABLE"),
+    )
+    return Judgement(
+        cause,
+        when,
+        finding.rank,
+        _said(failure, cause),
+        books(failure),
+        helps(failure, situation),
+        does_not_help(failure, situation),
+        failure.facts,
+        finding.line,
+        phase,
+    )
+
+
+def _said(failure: Failure, cause: Cause | None) -> Said:
+    """The cause in one sentence."""
+    words = failure.finding.words
+    if failure.asked is not None and failure.asked >= EXABYTE:
+        return Said.of(CORRUPT)
+    if words.get("refused") == "preempted":
+        return Said.of(PREEMPTED, asked=format_size(failure.asked or 0))
+    if failure.finding.kind.endswith("driver_oom"):
+        what = words.get("operator") or words.get("resource")
+        return Said.of(OUTSIDE_TORCH, what=f": {what}" if what else "")
+    if len(failure.causes) > 1:
+        one, other = (Said.of(CAUSES[each], **_tenants(failure, each)) for each in failure.causes[:2])
+        return Said.of(UNSETTLED, one=one, other=other)
+    if cause is None:
+        return Said.of(UNTOLD)
+    if cause is Cause.SHORTAGE and failure.tenants:
+        return Said.of(SHORTAGE_AMONG_OTHERS, tenants=format_size(failure.facts.tenants_bytes))
+    if cause is Cause.SHORTAGE and failure.reserved is None:
+        return Said.of(SHORTAGE_OF_ALL)
+    facts = failure.facts
+    left = facts.driver_free_bytes + facts.cached_free_bytes - facts.need_bytes
+    if cause is Cause.EXTERNAL_FRAGMENTATION and left < NEARLY_FULL * facts.limit_bytes:
+        return Said.of(FRAGMENTED_AND_FULL, left=format_size(max(0, left)))
+    return Said.of(CAUSES[cause], **_tenants(failure, cause))
+
+
+def _tenants(failure: Failure, cause: Cause) -> dict[str, object]:
+    return {"tenants": format_size(failure.facts.tenants_bytes)} if cause is Cause.OTHER_TENANT else {}
+
+
+def _moment(finding: Finding, findings: Sequence[Finding]) -> tuple[When | None, str]:
+    """When it failed: as its own traceback tells, else another rank's, else as the log around it does."""
+    moments = [other for other in findings if other.kind == "moment"]
+    frames = [other for other in moments if other.words["phase"] not in ("serving", "failed_start")]
+    for ranks in ((finding.rank,), None):
+        before = [
+            other
+            for other in frames
+            if 0 <= finding.line - other.line <= TRACEBACK_LINES and (ranks is None or other.rank in ranks)
+        ]
+        if before:
+            return _when(before[-1]), before[-1].words["phase"]
+    if any(other.words["phase"] == "failed_start" for other in moments):
+        return "start_up", ""
+    if any(other.words["phase"] == "serving" and other.line < finding.line for other in moments):
+        return "run_time", ""
+    return None, ""
+
+
+def _when(moment: Finding) -> When:
+    return "start_up" if moment.words["when"] == "start_up" else "run_time"
+
+
+def _last(settings: Sequence[Finding], name: str) -> int | None:
+    values = [int(other.numbers[name]) for other in settings if name in other.numbers]
+    return values[-1] if values else None

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from hbmtwin.allocators.caching.messages import format_size
 from hbmtwin.sim.explain.findings import Line
 
 PASSAGE_CHARACTERS = 2_000
@@ -64,6 +65,17 @@ class Printed(int):
 def give_of(number: int | float) -> int:
     """How far a number may be off; 0 for one that was not rounded. O(1)."""
     return number.give if isinstance(number, Printed) else 0
+
+
+def shown(size: Printed) -> str:
+    """As torch prints it, with what the rounding of its parts leaves open when that shows in the digits.
+
+    >>> shown(Printed(268435456, 10737420)), shown(Printed(1202590843, 5368710))
+    ('256.00 MiB ±10.24 MiB', '1.12 GiB')
+    """
+    unit = next((1 << shift for shift in (30, 20, 10) if size > 1 << shift), 1)
+    open_bytes = f" ±{format_size(size.give)}" if 100 * size.give > unit else ""
+    return format_size(size) + open_bytes
 
 
 def size_before(text: str, words: str) -> Printed | None:
