@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hbmtwin.kernels.attention_cost import ATTENTION, AttentionCost
+from hbmtwin.kernels.expert_cost import ExpertCost
 from hbmtwin.kernels.fixed_point import FRACTION_BITS, TICKS_PER_NS, ticks
 from hbmtwin.kernels.mamba_cost import MambaCost
 from hbmtwin.kernels.records import BatchShape, DeviceSpec, ModelShape
 from hbmtwin.kernels.step_times import StepTimes
-from hbmtwin.kernels.weights import check_tensor_parallel, head_bytes, streamed_bytes
+from hbmtwin.kernels.weights import check_tensor_parallel, expert_bytes, head_bytes, streamed_bytes
+
+EIGHT_BIT_SPEEDUP = 1.2
+"""FLOPs of matrices with 8-bit activations over those in 16 bit: 0.35 of an int8 peak that is twice the 16-bit one,
+against 0.58 for all of prefill; range 0.9 to 1.9, confidence L (two systems on Ascend, other work included)."""
+FP8_FAMILIES = frozenset({"ada", "hopper"})
+"""Devices that multiply FP8; others unpack such weights to 16 bit."""
 
 
 class RooflineCost:
@@ -16,8 +25,9 @@ class RooflineCost:
     ``t = max(t_host, t_dev)``, as with asynchronous scheduling, and ``t_dev`` is the sum of
 
     - a fixed part per step and per layer;
-    - the dense matrices: the longer of streaming the weights once and of their FLOPs (2 per weight and token; the
-      head works for one row a sequence);
+    - the matrices: the longer of streaming the weights once and of their FLOPs (2 per weight and token; the head works
+      for one row a sequence). Of routed experts those count that the batch reads (:mod:`hbmtwin.kernels.expert_cost`)
+      and that a token passes; quantised weights are read as they are stored;
     - attention: launches, KV read by decode, prefill (:mod:`hbmtwin.kernels.attention_cost`);
     - states of Mamba-2 layers: launches, reading and writing, prefill (:mod:`hbmtwin.kernels.mamba_cost`);
     - an all-reduce behind every attention, mixer and MLP: a latency, and the bytes over the link as a ring sends them.
@@ -48,15 +58,20 @@ class RooflineCost:
             raise ValueError(f"kv_token_bytes must be at least 1, not {kv_token_bytes}")
         layers = model.num_blocks / 2  # overheads are those of layers with a mixer and an MLP
         bandwidth = device.memory_bandwidth_bytes_per_s * device.weight_bandwidth_efficiency
-        flops_per_s = device.peak_flops_per_s * device.prefill_flops_efficiency
+        flops_per_s = device.peak_flops_per_s * device.prefill_flops_efficiency * _speedup(model, device)
         streamed, head = streamed_bytes(model, tp), head_bytes(model, tp)
+        plain = replace(model, quantization=None)
+        passed = streamed_bytes(plain, tp) - head
+        if model.experts is not None:
+            passed += model.experts.experts_per_token * expert_bytes(plain, tp)
 
         self.attention = AttentionCost(attention, model, device, tp, kv_token_bytes)
         self.mamba = MambaCost(model, device, tp)
         self.step_ticks = ticks(device.step_overhead_ns)
         """What each step takes besides, whatever the model."""
         self._weights = ticks(streamed / bandwidth * 1e9)
-        self._token = ticks(2 * (streamed - head) / model.dtype_bytes / flops_per_s * 1e9)
+        self._experts = ExpertCost(model, device, tp) if model.experts is not None else None
+        self._token = ticks(2 * passed / model.dtype_bytes / flops_per_s * 1e9)
         self._row = ticks(2 * head / model.dtype_bytes / flops_per_s * 1e9)
         allreduce, self._allreduce_token = _allreduce_ticks(model, device, tp)
         self._launch = self.mamba.launch_ticks + self.attention.launch_ticks
@@ -86,7 +101,8 @@ class RooflineCost:
             return self._host_decode, self.step_ticks, 0
         matrices = count * self._token_row
         device = self._fixed + count * self._sequence
-        device += matrices if matrices > self._weights else self._weights
+        streamed = self._weights if self._experts is None else self._weights + self._experts.stream_ticks(count)
+        device += matrices if matrices > streamed else streamed
         device += b.kv_read_tokens * self._read + b.window_read_tokens * self._window_read
         rise = b.kv_read_growth * self._read + b.window_read_growth * self._window_read
         return self._host_decode, device, rise
@@ -111,12 +127,21 @@ class RooflineCost:
             prompts += new
             attention += self.attention.prefill_ticks(new, context)
         tokens, rows = count + prompts, count + len(b.prefill)
-        total = self._fixed + max(self._weights, tokens * self._token + rows * self._row)
+        streamed = self._weights if self._experts is None else self._weights + self._experts.stream_ticks(tokens)
+        total = self._fixed + max(streamed, tokens * self._token + rows * self._row)
         total += tokens * self._allreduce_token + rows * self.mamba.sequence_ticks
         total += prompts * self.mamba.prefill_token_ticks
         if count:
             total += self._launch + b.kv_read_tokens * self._read + b.window_read_tokens * self._window_read
         return total + attention
+
+
+def _speedup(model: ModelShape, device: DeviceSpec) -> float:
+    """Of matrices whose activations are quantised too, where the device multiplies such numbers."""
+    q = model.quantization
+    if q is None or q.activation_bits >= 16 or (q.weight_type == "float" and device.family not in FP8_FAMILIES):
+        return 1.0
+    return EIGHT_BIT_SPEEDUP
 
 
 def _allreduce_ticks(model: ModelShape, device: DeviceSpec, tp: int) -> tuple[int, int]:

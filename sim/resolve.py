@@ -118,6 +118,22 @@ def check_pages(scenario: Scenario, block_size: int) -> None:
         )
 
 
+def check_tensors(scenario: Scenario, model: ModelShape) -> None:
+    """Refuse tensors one by one of matrices whose kernels' tensors are not known. Raise ScenarioError."""
+    if scenario.memory.activations != "per_layer":
+        return
+    if model.experts is not None:
+        what = "experts"
+    elif model.quantization is not None:
+        what = f"matrices quantised as {model.quantization.method}"
+    else:
+        return
+    raise ScenarioError(
+        f"memory.activations: 'per_layer' makes the tensors of a step one by one, and those of {what} ({model.name}) "
+        "are not known; use 'peak' or 'none'"
+    )
+
+
 def check_groups(scenario: Scenario) -> None:
     """Refuse what does not go with layers that keep different things. Raise ScenarioError."""
     if (policy := scenario.scheduler.policy) in COUNT_BLOCKS:

@@ -14,6 +14,7 @@ from hbmtwin.sim.pipeline import step_cost
 from hbmtwin.sim.resolve import (
     check_groups,
     check_pages,
+    check_tensors,
     device_of,
     layout_of,
     longest_request_of,
@@ -39,6 +40,7 @@ class ServerPlan:
         self.max_model_len = max_model_len_of(scenario, self.model)
         self.longest_request = longest_request_of(scenario, self.max_model_len)
         self.max_num_batched_tokens = max_num_batched_tokens_of(scenario, self.max_model_len)
+        check_tensors(scenario, self.model)
         self.layout = layout_of(scenario, self.model, self.device)
         self.stage_layers = stage_layers_of(scenario, self.model, self.device)
         self.in_flight_tokens = self.max_num_batched_tokens * len(self.stage_layers)

@@ -1,8 +1,14 @@
 """Read a model's sizes from a Hugging Face ``config.json``.
 
-The file is not trusted: its size is bounded and every number checked. A model whose memory follows other rules
-(mixture of experts, state spaces other than those of :mod:`hbmtwin.sim.catalog.mamba_layers`, chunked attention,
-quantised weights), that reads more than text, or that writes none, is refused by name: a wrong size is worse than none.
+::
+
+    attention_windows    layers that see a window        experts         mixtures of experts
+    mamba_layers         Mamba-2 layers of hybrids       quantization    what is stored in fewer bits
+    small_parts          biases, norms, rotary part      here            all else, and what is refused
+
+The file is not trusted: its size is bounded and every number checked. A model whose memory follows other rules (state
+spaces other than those of :mod:`hbmtwin.sim.catalog.mamba_layers`, sparse or chunked attention), that reads more than
+text, or that writes none, is refused by name: a wrong size is worse than none.
 """
 
 from __future__ import annotations
@@ -15,11 +21,13 @@ from typing import Any
 from hbmtwin.kernels.records import ModelShape
 from hbmtwin.sim.catalog.attention_windows import layer_windows
 from hbmtwin.sim.catalog.errors import CatalogError
+from hbmtwin.sim.catalog.experts import experts_of
 from hbmtwin.sim.catalog.mamba_layers import HYBRIDS, hybrid_layers
+from hbmtwin.sim.catalog.quantization import quantization_of
+from hbmtwin.sim.catalog.sizes import size
+from hbmtwin.sim.catalog.small_parts import rotary_dim, rotary_dtype_bytes, rotary_tables, small_parts
 
 MAX_CONFIG_BYTES = 1 << 20
-MAX_SIZE = 1 << 24
-"""No size in a config is near this; a larger one is a mistake."""
 MAX_LAYERS = 1 << 12
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 2}
@@ -58,13 +66,7 @@ MULTIMODAL = (
 """Fields of models that read images or sound: they have weights, and use memory, that are not counted."""
 
 NOT_COMPUTED = {
-    "num_experts": "mixture of experts",
-    "num_local_experts": "mixture of experts",
-    "n_routed_experts": "mixture of experts",
-    "moe_intermediate_size": "mixture of experts",
     "index_topk": "sparse attention with an index of its own",
-    "quantization_config": "quantised weights",
-    "compression_config": "quantised weights",
     "ssm_cfg": "state-space layers",
     "state_size": "state-space layers",
     "mamba_d_state": "state-space layers",
@@ -80,8 +82,6 @@ OTHER_LAYERS = frozenset(
     }
 )
 """Model types with layers of other kinds, whatever fields their config has."""
-OF_HYBRIDS = {"nemotron_h": ("num_experts", "n_routed_experts", "moe_intermediate_size")}
-"""Those of them that may stand in the config of a dense model of that type: its layers say what it is."""
 
 
 def read_config(path: Path) -> ModelShape:
@@ -111,15 +111,15 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
     _refuse_what_is_not_computed(config, where)
     _refuse_what_writes_no_text(config, where)
 
-    heads = _size(config, "num_attention_heads", where)
-    kv_heads = _size(config, "num_key_value_heads", where, default=heads)
+    heads = size(config, "num_attention_heads", where)
+    kv_heads = size(config, "num_key_value_heads", where, default=heads)
     if heads % kv_heads:
         raise CatalogError(
             f"{where}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}: each KV head "
             "serves the same number of heads"
         )
-    hidden = _size(config, "hidden_size", where)
-    num_layers = _size(config, "num_hidden_layers", where, limit=MAX_LAYERS)
+    hidden = size(config, "hidden_size", where)
+    num_layers = size(config, "num_hidden_layers", where, limit=MAX_LAYERS)
     latent = _latent_attention(config, where, default_v=hidden // heads)
     if latent:
         kv_heads, head_dim = heads, latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"]
@@ -128,7 +128,10 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
             raise CatalogError(
                 f"{where}: head_dim is missing, and hidden_size {hidden} is no multiple of {heads} heads"
             )
-        head_dim = _size(config, "head_dim", where, default=hidden // heads)
+        head_dim = size(config, "head_dim", where, default=hidden // heads)
+    # Nemotron-H's pattern of layers says what they are, whatever fields of experts a config of the type has.
+    experts = None if config.get("model_type") == "nemotron_h" else experts_of(config, where, num_layers)
+    quantization = quantization_of(config, where)
     tied_flag = config.get("tie_word_embeddings")
     if tied_flag is None:
         tied_flag = config.get("model_type") in TIED
@@ -146,12 +149,12 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
         name=name,
         num_layers=num_layers,
         hidden_size=hidden,
-        intermediate_size=_size(config, mlp_size, where),
+        intermediate_size=size(config, mlp_size, where),
         num_attention_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab_size=_size(config, "vocab_size", where),
-        max_position_embeddings=_size(config, "max_position_embeddings", where),
+        vocab_size=size(config, "vocab_size", where),
+        max_position_embeddings=size(config, "max_position_embeddings", where),
         dtype_bytes=dtype_bytes,
         tie_word_embeddings=tied_flag,
         gated_mlp=config.get("model_type") not in PLAIN_MLP,
@@ -162,13 +165,19 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
         v_head_dim=latent.get("v_head_dim", 0),
         latent_cache=not written_out,
         layer_windows=() if hybrid else layer_windows(config, where, num_layers),
-        rotary_dim=hybrid.rotary_dim if hybrid else None,
+        rotary_dim=hybrid.rotary_dim if hybrid else rotary_dim(config, where, head_dim),
+        rotary_tables=rotary_tables(config),
+        rotary_dtype_bytes=rotary_dtype_bytes(config),
         mamba=hybrid.mamba if hybrid else None,
         layer_types=hybrid.layer_types if hybrid else (),
         mlp_in_layer=hybrid.mlp_in_layer if hybrid else True,
         split_ends=config.get("model_type") not in ENDS_ON_EVERY_STAGE,
+        parts=small_parts(config, where),
+        experts=experts,
+        quantization=quantization,
         source=source
         + dtype_source
+        + (f"; weights in {quantization.weight_bits} bits ({quantization.method})" if quantization else "")
         + (hybrid.source if hybrid else "")
         + ("; vLLM caches its K and V, not the latent" if written_out else ""),
     )
@@ -179,11 +188,11 @@ def _latent_attention(config: Mapping[str, Any], where: str, *, default_v: int) 
     if config.get("kv_lora_rank") is None:
         return {}
     return {
-        "kv_lora_rank": _size(config, "kv_lora_rank", where),
-        "q_lora_rank": _size(config, "q_lora_rank", where) if config.get("q_lora_rank") is not None else 0,
-        "qk_nope_head_dim": _size(config, "qk_nope_head_dim", where),
-        "qk_rope_head_dim": _size(config, "qk_rope_head_dim", where),
-        "v_head_dim": _size(config, "v_head_dim", where, default=default_v),
+        "kv_lora_rank": size(config, "kv_lora_rank", where),
+        "q_lora_rank": size(config, "q_lora_rank", where) if config.get("q_lora_rank") is not None else 0,
+        "qk_nope_head_dim": size(config, "qk_nope_head_dim", where),
+        "qk_rope_head_dim": size(config, "qk_rope_head_dim", where),
+        "v_head_dim": size(config, "v_head_dim", where, default=default_v),
     }
 
 
@@ -206,34 +215,20 @@ def _refuse_what_writes_no_text(config: Mapping[str, Any], where: str) -> None:
 
 def _refuse_what_is_not_computed(config: Mapping[str, Any], where: str) -> None:
     kind = str(config.get("model_type"))
-    allowed = OF_HYBRIDS.get(kind, ())
     for key, what in NOT_COMPUTED.items():
-        if (key == "mamba_d_state" and kind in HYBRIDS) or key in allowed:
+        if key == "mamba_d_state" and kind in HYBRIDS:
             continue
         if config.get(key) not in (None, 0):
             raise CatalogError(
-                f"{where}: {what} ({key}) comes with a later release; dense decoders in 16 bit are computed now"
+                f"{where}: {what} ({key}) comes with a later release; decoders, dense or with experts, are computed now"
             )
     if config.get("model_type") in OTHER_LAYERS:
         raise CatalogError(
-            f"{where}: layers of the model type {config['model_type']} come with a later release; dense decoders, and "
+            f"{where}: layers of the model type {config['model_type']} come with a later release; decoders, and "
             "hybrids with Mamba-2 layers of bamba, granitemoehybrid and nemotron_h, are computed now"
         )
     if config.get("is_encoder_decoder"):
         raise CatalogError(f"{where}: encoder-decoder models are not computed")
-
-
-def _size(config: Mapping[str, Any], key: str, where: str, *, default: int | None = None, limit: int = MAX_SIZE) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise CatalogError(f"{where}: {key} is missing")
-    if isinstance(value, str) and value.strip().isdecimal():
-        raise CatalogError(f"{where}: {key} is the text {value[:40]!r}; write the number without quotes")
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-        raise CatalogError(f"{where}: {key} must be a whole number from 1 to {limit}, not {str(value)[:40]}")
-    return value
 
 
 def _dtype_bytes(config: Mapping[str, Any], where: str) -> tuple[int, str]:

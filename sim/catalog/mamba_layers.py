@@ -90,8 +90,8 @@ def _nemotron_types(config: Mapping[str, Any], where: str, num_layers: int) -> t
         raise CatalogError(f"{where}: hybrid_override_pattern must have a letter for each of {num_layers} layers")
     if "E" in pattern:
         raise CatalogError(
-            f"{where}: mixture of experts (E in hybrid_override_pattern) comes with a later release; dense decoders in "
-            "16 bit are computed now"
+            f"{where}: mixture of experts (E in hybrid_override_pattern) comes with a later release; dense hybrids "
+            "are computed now"
         )
     if other := sorted(set(pattern) - PATTERN.keys()):
         raise CatalogError(f"{where}: hybrid_override_pattern has {''.join(other)[:20]!r}; known are M, * and -")

@@ -104,7 +104,7 @@ def test_a_hybrid_is_read_from_disk_with_the_defaults_of_its_class(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "changes", "message"),
     [
-        (SMALL, {"num_local_experts": 8}, r"mixture of experts \(num_local_experts\)"),
+        (SMALL, {"num_local_experts": 8}, r"experts \(num_local_experts\) of the model type granitemoehybrid"),
         (SMALL, {"model_type": "jamba", "mamba_d_state": 16}, r"state-space layers \(mamba_d_state\)"),
         (SMALL, {"model_type": "falcon_h1"}, r"state-space layers \(mamba_d_state\)"),
         (SMALL, {"model_type": "mamba", "state_size": 16}, r"state-space layers \(state_size\)"),
