@@ -15,6 +15,7 @@ still: the caching allocator's blocks (:mod:`hbmtwin.sim.loaded_weights`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from hbmtwin.kernels.layer_shapes import Split, Weight, layer_shapes, norm_shapes
 from hbmtwin.kernels.quantized_weights import tensor_bytes
@@ -173,6 +174,7 @@ def _vectors(weights: Iterator[Weight], model: ModelShape) -> Iterator[tuple[str
     return ((weight.name, weight.elements * model.dtype_bytes) for weight in weights)
 
 
+@lru_cache(maxsize=256)  # a plan that does not fit is tried in some hundred variants, with the same weights mostly
 def weight_bytes_per_rank(
     model: ModelShape, tensor_parallel_size: int = 1, *, expert_ranks: int = 1, data_parallel_size: int = 1
 ) -> int:
