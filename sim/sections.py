@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from hbmtwin.sim.catalog import model_name
+from hbmtwin.sim.catalog import CatalogError, device_name, model_name
 from hbmtwin.sim.sizes import parse_bytes
 
 
@@ -42,6 +42,14 @@ ThinkTimeSpec = Annotated[float, Field(ge=0)] | dict[str, Any]
 """Seconds: a number, or a table such as ``{distribution = "exponential", mean = 20}``."""
 
 
+def _device_id(name: str) -> str:
+    """The catalog's id of a device that is called so; an unknown one stays, and is refused where it is looked up."""
+    try:
+        return device_name(name)
+    except CatalogError:
+        return name
+
+
 class Section(BaseModel):
     """One table of the scenario file."""
 
@@ -59,7 +67,9 @@ class ModelSection(Section):
 class DeviceSection(Section):
     """What it is served on."""
 
-    name: str = Field("ascend-910b4", description="catalog id")
+    name: Annotated[str, AfterValidator(_device_id)] = Field(
+        "ascend-910b4", description="catalog id, or what the runtime calls it"
+    )
     memory_bytes: Bytes | None = Field(
         None, gt=0, le=MAX_BYTES, description="total memory; default: what the device reports"
     )

@@ -1,13 +1,25 @@
-"""Devices of the catalog: ``devices.toml``, read into :class:`DeviceSpec`."""
+"""Devices of the catalog: ``devices_*.toml``, read into :class:`DeviceSpec`.
+
+::
+
+    devices_common.toml       [ascend], [nvidia]   figures of host and engine, the same for every device of a vendor
+    devices_a2.toml, ...      [ascend-910b2]       a device's own figures
+                              [ascend-910b3]       like = "ascend-910b2": those that are not known of it are taken over,
+                                                   as uncalibrated
+
+A figure is ``{value, source, confidence[, low, high]}``.
+"""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
+from hbmtwin.kernels.capability_use import FAMILIES
 from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim.catalog.errors import CatalogError, unknown
 
@@ -18,55 +30,154 @@ CONFIDENCE = {
 }
 """How far a figure can be trusted, by its letter."""
 
-WORDS = ("name", "vendor", "family", "runtime_names", "sources")
-FIGURES = tuple(f.name for f in fields(DeviceSpec) if f.name not in WORDS)
+FILES = ("devices_a2", "devices_ascend", "devices_ampere", "devices_ada_hopper")
+WORDS = ("vendor", "family", "runtime_names", "like")
+FIGURES = tuple(f.name for f in fields(DeviceSpec) if f.name not in (*WORDS, "name", "sources"))
 """The fields of a device that are numbers: each stands in the file with its source."""
+
+
+class Figure(NamedTuple):
+    """One number of a device, with what is known of it."""
+
+    value: Any
+    low: float | None
+    high: float | None
+    confidence: str
+    source: str
+
+    def __str__(self) -> str:
+        """Where it comes from, in one line."""
+        within = "" if self.low is None else f", range {self.low:g}..{self.high:g}"
+        return f"{self.source} (confidence {self.confidence}{within})"
 
 
 def devices() -> tuple[str, ...]:
     """Ids of all devices, sorted."""
-    return tuple(sorted(_table()))
+    return tuple(sorted(_entries()))
 
 
 def device(name: str) -> DeviceSpec:
-    """The device of that id. Raise CatalogError for an unknown one, with the nearest id."""
-    table = _table()
-    if name not in table:
-        raise unknown("device", name, table)
-    return table[name]
+    """The device of that id, in any case, without the vendor before it, or called as its runtime calls it.
+
+    Where a runtime calls several devices so, it is the first. Raise CatalogError for an unknown one, with the nearest
+    id.
+    """
+    return _spec(device_name(name))
+
+
+def device_name(name: str) -> str:
+    """The catalog's id of a device that is called so. Raise CatalogError as :func:`device` does."""
+    found = name if name in _entries() else _names().get(_plain(name))
+    if found is None:
+        raise unknown("device", name, _entries())
+    return found
+
+
+def devices_called(runtime_name: str) -> tuple[str, ...]:
+    """Ids of the devices that a runtime or a vendor's tool calls so, in any case; sorted, empty where none is.
+
+    Several where a name tells the cores and not the memory: a 310P has 24 or 48 GB.
+    """
+    wanted = _plain(runtime_name)
+    return tuple(sorted(n for n in _entries() if wanted in {_plain(called) for called in _spec(n).runtime_names}))
+
+
+def device_figures(name: str) -> dict[str, Figure]:
+    """Every number of a device with its range, confidence and source. Raise CatalogError for an unknown id."""
+    return _figures(name, _entries()[device_name(name)], _common())
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().removeprefix("nvidia ").removeprefix("ascend-").replace("_", "-").replace(" ", "-")
 
 
 @cache
-def _table() -> dict[str, DeviceSpec]:
-    text = files("hbmtwin.sim.catalog").joinpath("devices.toml").read_text(encoding="utf-8")
-    return {name: spec_of(name, entry) for name, entry in tomllib.loads(text).items()}
+def _names() -> dict[str, str]:
+    """What devices may be called besides, and the first that is called so."""
+    names: dict[str, str] = {}
+    for name in devices():
+        names.setdefault(_plain(name), name)
+    for name in devices():
+        for called in _spec(name).runtime_names:
+            names.setdefault(_plain(called), name)
+    return names
 
 
-def spec_of(name: str, entry: dict[str, Any]) -> DeviceSpec:
-    """Read one entry: ``vendor``, and a table ``{value, source, confidence[, low, high]}`` per figure.
+@cache
+def _spec(name: str) -> DeviceSpec:
+    return spec_of(name, _entries()[name], _common())
 
-    Raise CatalogError when a figure is missing, unknown, without a source, or outside its own range.
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    """Entries of all files, with what they take over from the device that they are like."""
+    entries = {name: entry for file in FILES for name, entry in _read(file).items()}
+    return {name: _taken_over(name, entries) for name in entries}
+
+
+@cache
+def _common() -> dict[str, Any]:
+    return _read("devices_common")
+
+
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads(files("hbmtwin.sim.catalog").joinpath(f"{file}.toml").read_text(encoding="utf-8"))
+
+
+def _taken_over(name: str, entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The entry with the figures of the device that it is like, of which the source and the doubt are told."""
+    entry = entries[name]
+    like = entry.get("like")
+    if like is None:
+        return entry
+    if like not in entries or like == name:
+        raise CatalogError(f"device {name}: like = {like!r}, which is no other device of these files")
+    taken = {key: figure for key, figure in _taken_over(like, entries).items() if key not in WORDS and key not in entry}
+    return entry | {key: figure | {"confidence": "L", "source": _as_on(like, figure)} for key, figure in taken.items()}
+
+
+def _as_on(like: str, figure: Mapping[str, Any]) -> str:
+    """The source of a figure that is taken over: of the device that it is of, through however many."""
+    source: str = figure["source"]
+    return source if source.startswith("as on the ") else f"as on the {like}: {source}"
+
+
+def spec_of(name: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> DeviceSpec:
+    """Read one entry: its words, its figures, and those of its vendor in *common*.
+
+    Raise CatalogError when a figure is missing, unknown, without a source, or outside its own range, and for a family
+    that the capability table does not have.
     """
-    figures = {key: value for key, value in entry.items() if key not in WORDS}
-    if set(figures) != set(FIGURES) or "vendor" not in entry:
-        wrong = sorted(set(figures) ^ set(FIGURES)) or ["vendor"]
-        raise CatalogError(f"device {name}: missing or unknown: {', '.join(wrong)}")
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for key, figure in figures.items():
-        values[key], sources[key] = _figure(f"device {name}, {key}", figure)
+    figures = _figures(name, entry, common)
+    if entry.get("family") not in FAMILIES:
+        raise CatalogError(f"device {name}: family must be one of {', '.join(FAMILIES)}, not {entry.get('family')!r}")
+    values = {key: figure.value for key, figure in figures.items()}
     values["allreduce_ns"] = {int(size): ns for size, ns in values["allreduce_ns"].items()}
-    words = {"family": entry.get("family", ""), "runtime_names": tuple(entry.get("runtime_names", ()))}
-    return DeviceSpec(name=name, vendor=entry["vendor"], **words, sources=sources, **values)
+    return DeviceSpec(
+        name=name,
+        vendor=entry["vendor"],
+        family=entry["family"],
+        runtime_names=tuple(entry.get("runtime_names", ())),
+        sources={key: str(figure) for key, figure in figures.items()},
+        **values,
+    )
 
 
-def _figure(where: str, figure: dict[str, Any]) -> tuple[Any, str]:
-    value, low, high = figure["value"], figure.get("low"), figure.get("high")
-    if not figure.get("source") or figure.get("confidence") not in CONFIDENCE:
+def _figures(name: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Figure]:
+    if "vendor" not in entry:
+        raise CatalogError(f"device {name}: missing or unknown: vendor")
+    own = common.get(entry["vendor"], {}) | {key: value for key, value in entry.items() if key not in WORDS}
+    if wrong := sorted(set(own) ^ set(FIGURES)):
+        raise CatalogError(f"device {name}: missing or unknown: {', '.join(wrong)}")
+    return {key: _figure(f"device {name}, {key}", own[key]) for key in FIGURES}
+
+
+def _figure(where: str, figure: Mapping[str, Any]) -> Figure:
+    read = Figure(figure["value"], figure.get("low"), figure.get("high"), figure.get("confidence", ""), "")
+    if not figure.get("source") or read.confidence not in CONFIDENCE:
         raise CatalogError(f"{where}: a source, and a confidence of {', '.join(CONFIDENCE)}, must stand beside it")
-    text = f"{figure['source']} (confidence {figure['confidence']}"
-    if low is not None and high is not None:
-        if not low <= value <= high:
-            raise CatalogError(f"{where}: {value} is outside its range {low}..{high}")
-        text += f", range {low:g}..{high:g}"
-    return value, text + ")"
+    if (read.low is None) != (read.high is None):
+        raise CatalogError(f"{where}: a range has both ends, low and high")
+    if read.low is not None and read.high is not None and not read.low <= read.value <= read.high:
+        raise CatalogError(f"{where}: {read.value} is outside its range {read.low}..{read.high}")
+    return read._replace(source=figure["source"])

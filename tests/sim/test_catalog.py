@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hbmtwin.kernels.weights import weight_bytes
-from hbmtwin.sim.catalog import CatalogError, device, devices, hugging_face_ids, model, model_name, models
-from hbmtwin.sim.catalog.device_table import FIGURES, spec_of
+from hbmtwin.sim.catalog import CatalogError, hugging_face_ids, model, model_name, models
 from hbmtwin.sim.sections import ModelSection
 
 LLAMA: dict[str, Any] = {
@@ -40,20 +39,10 @@ def config(folder: Path, text: str | bytes | None = None, **changes: Any) -> str
 
 
 def test_ids() -> None:
-    assert devices() == ("a100-80gb", "ascend-910b2", "ascend-910b4")
     assert models() == (
         *("bamba-9b", "command-r7b", "gemma-2-9b", "gemma-3-1b", "granite-4.0-h-micro", "llama-2-70b", "llama-2-7b"),
         *("llama-3.1-8b", "minicpm3-4b", "mistral-7b-v0.1", "nemotron-nano-9b-v2", "olmo-3-7b", "youtu-llm-2b"),
     )
-
-
-@pytest.mark.parametrize("name", devices())
-def test_every_figure_of_a_device_has_a_source_and_a_confidence(name: str) -> None:
-    spec = device(name)
-    assert set(spec.sources) == set(FIGURES)
-    for source in spec.sources.values():
-        assert "(confidence " in source
-        assert len(source) > 30
 
 
 @pytest.mark.parametrize("name", models())
@@ -63,23 +52,13 @@ def test_every_model_has_a_source(name: str) -> None:
 
 
 def test_known_figures() -> None:
-    assert device("ascend-910b2").memory_bytes == 65_452_113_920
-    assert device("ascend-910b4").memory_bytes == 29.5 * (1 << 30)
-    assert device("ascend-910b4").default_block_size == 128
-    assert device("a100-80gb").default_block_size == 16
-    assert device("ascend-910b2").allreduce_ns == {2: 30_000, 4: 50_000, 8: 70_000}
-    assert "29.50 or 29.49 GiB" in device("ascend-910b4").sources["memory_bytes"]
     llama = model("llama-3.1-8b")
     assert (llama.num_layers, llama.num_kv_heads, llama.head_dim, llama.max_position_embeddings) == (32, 8, 128, 131072)
 
 
 def test_unknown_ids_come_with_the_nearest() -> None:
-    with pytest.raises(CatalogError, match=r"unknown device 'a100-80': did you mean 'a100-80gb'\?"):
-        device("a100-80")
     with pytest.raises(CatalogError, match=r"did you mean 'llama-2-7b'\?.*nothing is downloaded"):
         model("Llama_2-7b-hg")
-    with pytest.raises(CatalogError, match="The catalog has a100-80gb, ascend-910b2, ascend-910b4"):
-        device("tpu")
 
 
 # -- a model by its repository ---------------------------------------------------------------------------------------
@@ -326,26 +305,3 @@ def test_missing_files_and_directories_without_one(tmp_path: Path) -> None:
         model(str(tmp_path / "config.json"))
     with pytest.raises(CatalogError, match="no such file"):
         model(str(tmp_path))
-
-
-def entry() -> dict[str, Any]:
-    figure = {"value": 1, "source": "a log", "confidence": "M"}
-    table: dict[str, Any] = {name: dict(figure) for name in FIGURES}
-    table["allreduce_ns"]["value"] = {"2": 5}
-    return {"vendor": "ascend", **table}
-
-
-def test_a_device_entry_is_held_to_its_rules() -> None:
-    assert spec_of("made-up", entry()).allreduce_ns == {2: 5}
-    bare = entry()
-    del bare["sync_ns"]["source"]
-    with pytest.raises(CatalogError, match="device made-up, sync_ns: a source, and a confidence"):
-        spec_of("made-up", bare)
-    missing = entry()
-    del missing["sync_ns"]
-    with pytest.raises(CatalogError, match="missing or unknown: sync_ns"):
-        spec_of("made-up", missing)
-    outside = entry()
-    outside["sync_ns"] |= {"low": 2, "high": 3}
-    with pytest.raises(CatalogError, match=r"sync_ns: 1 is outside its range 2..3"):
-        spec_of("made-up", outside)
