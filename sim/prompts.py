@@ -102,7 +102,8 @@ def clients_of(scenario: Scenario, clients: list[ClientSection]) -> Clients:
     for i, c in enumerate(clients):
         at = f"workload.clients.{i}"
         pattern: Pattern = c.arrival_pattern or "gamma"
-        arrivals = Arrivals(c.request_rate, shape_of(pattern, c.burstiness, c.cv, at), None, pattern, curve)
+        burstiness = shape_of(pattern, c.burstiness, c.cv, at)
+        arrivals = Arrivals(c.request_rate, burstiness, None, pattern, curve, key=f"{at}.request_rate")
         said = Conversations(
             seed=scenario.seed,
             prompt_tokens=_length(f"{at}.prompt_tokens", c.prompt_tokens, of_all.prompt_tokens),

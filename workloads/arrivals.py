@@ -95,6 +95,8 @@ class Arrivals:
     rescale_gaps: bool = False
     """Stretch the gaps so that the last session arrives at sessions / request_rate, as ``vllm bench serve`` does
     without a ramp: the span of a run then has no randomness."""
+    key: str = "workload.request_rate"
+    """What a user calls the rate, for errors."""
 
     def __post_init__(self) -> None:
         if not self.request_rate > 0:
@@ -128,12 +130,12 @@ class Arrivals:
     def _too_slow(self) -> str:
         """Which rate lets the last of them arrive beyond the clock, and the cure."""
         if self.ramp is None:
-            key, pace = "request_rate", f"at a request_rate of {self.request_rate}"
+            key, pace = self.key, f"at a request_rate of {self.request_rate}"
         else:
             start, end = self.ramp.start_rps, self.ramp.end_rps
-            key = "ramp_up_start_rps" if start <= end else "ramp_up_end_rps"
+            key = f"workload.ramp_up_{'start' if start <= end else 'end'}_rps"
             pace = f"on a ramp from {start:g} to {end:g} a second"
-        return f"{pace} take over 146 years: raise workload.{key}, or take fewer workload.num_prompts"
+        return f"{pace} take over 146 years: raise {key}, or take fewer workload.num_prompts"
 
     def _times_ns(self, seed: int, sessions: int, chunk: int) -> Iterator[IntArray]:
         gaps, last, last_bent = gaps_of(self.pattern, self.burstiness), 0, 0

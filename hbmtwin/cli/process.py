@@ -1,4 +1,4 @@
-"""The program as a process: streams that its caller closed, and SIGTERM."""
+"""The program as a process: streams that its caller closed, signals, and the memory of the machine."""
 
 from __future__ import annotations
 
@@ -52,3 +52,11 @@ def sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def machine_memory_bytes() -> int | None:
+    """Memory of this machine; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None

@@ -16,9 +16,13 @@ import typer
 from hbmtwin.cli.exits import DOES_NOT_FIT, OK, UsageError
 from hbmtwin.cli.options import FailOnOom, FailOnSlo, Json, Overrides, ScenarioFile, Seed, Variants
 from hbmtwin.cli.output import json_text, stdout
+from hbmtwin.cli.process import machine_memory_bytes
 
 if TYPE_CHECKING:
-    from hbmtwin.api import Result
+    from hbmtwin.api import Result, Scenario
+
+ROW_BYTES = 100
+"""Of a request in a result, at least: twelve numbers that are seldom alike, of eight bytes. Measured: 176."""
 
 NO_SLO = "--fail-on-slo: no objective is set; add one, e.g. --set slo.ttft_s=2 (there are ttft_s, tpot_s, e2e_s)"
 
@@ -48,6 +52,7 @@ def run(
 
     _check_target(out)
     loaded = Scenario.load(scenario, overrides=overrides or (), seed=seed)
+    _check_rows(loaded)
     if fail_on_slo and not objectives(loaded.slo):
         raise UsageError(NO_SLO)
     begin = time.monotonic()
@@ -104,12 +109,12 @@ def compare(
     names = _presets(policies) if policies is not None else list(PRESETS)
     if not names and not own:
         raise UsageError("nothing to compare: write for example --policies caching,paged, or give a --variant")
-    if fail_on_slo:
-        with suppress(ScenarioError):  # the comparison tells it, and of which run
-            for name in ([""] if names else []) + [*own]:
-                loaded = Scenario.load(scenario, overrides=[*(overrides or ()), *own.get(name, ())])
-                if not objectives(loaded.slo):
-                    raise UsageError(NO_SLO)
+    with suppress(ScenarioError):  # the comparison tells it, and of which run
+        for name in ([""] if names else []) + [*own]:
+            loaded = Scenario.load(scenario, overrides=[*(overrides or ()), *own.get(name, ())])
+            _check_rows(loaded)
+            if fail_on_slo and not objectives(loaded.slo):
+                raise UsageError(NO_SLO)
     _check_target(out)
     begin = time.monotonic()
     with progress_of_runs(len(names) + len(own)) as finished:
@@ -184,6 +189,18 @@ def _comparison_writer(results: dict[str, Result]) -> Callable[[Path], None]:
         write_report(results, directory / "report.html")
 
     return write
+
+
+def _check_rows(scenario: Scenario) -> None:
+    """Refuse, before hours have passed, more requests than this machine can hold the rows of."""
+    workload, memory_bytes = scenario.workload, machine_memory_bytes()
+    if workload.num_prompts is None or workload.trace is not None or workload.multi_turn is not None:
+        return  # a file ends, however many are asked for
+    if memory_bytes is not None and (rows := workload.num_prompts * ROW_BYTES) > memory_bytes:
+        raise UsageError(
+            f"workload.num_prompts: the rows of {workload.num_prompts:,} requests take {rows / 1e9:,.1f} GB or more, "
+            f"and this machine has {memory_bytes / 1e9:,.1f} GB; take at most {memory_bytes // ROW_BYTES:,}"
+        )
 
 
 def _check_target(out: Path | None) -> None:
