@@ -28,7 +28,9 @@ from hbmtwin.sim.catalog import (
 from hbmtwin.sim.engine_config import Progress
 from hbmtwin.sim.experiment import compare, differences
 from hbmtwin.sim.export import EXPORT_FORMATS, check_exportable, export
-from hbmtwin.sim.fit import memory_budget
+from hbmtwin.sim.fit import fit, memory_budget
+from hbmtwin.sim.fit_options import FitError
+from hbmtwin.sim.fit_report import Fit
 from hbmtwin.sim.kv_layout import DTYPES as KV_DTYPES
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
@@ -61,6 +63,8 @@ __all__ = [
     "Description",
     "DeviceSpec",
     "DoesNotFit",
+    "Fit",
+    "FitError",
     "HbmDriver",
     "KVLayout",
     "MemoryBudget",
@@ -90,6 +94,7 @@ __all__ = [
     "devices",
     "differences",
     "export",
+    "fit",
     "hugging_face_ids",
     "kv_layout",
     "kv_policies",

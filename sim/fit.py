@@ -1,18 +1,64 @@
-"""Whether a server starts, asked by name: the one function behind ``run``, ``fit`` and the dashboard."""
+"""Whether a server starts, asked by name: the one function behind ``run``, ``fit`` and the dashboard.
+
+::
+
+    fit(model, device, flags ...)          options --ask--> question --budget_of--> budget  +  advice, warnings, log
+    memory_budget(shapes, numbers ...)     what a run plans with: the same question, the same budget
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack
 
 from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
+from hbmtwin.sim.budget_range import objection_at_the_bad_end, objection_at_the_good_end
 from hbmtwin.sim.engine_rules import EngineRules, rules_for
-from hbmtwin.sim.fit_advice import cures
+from hbmtwin.sim.fit_advice import Advised, advise, cures
+from hbmtwin.sim.fit_kernels import findings_of, said
+from hbmtwin.sim.fit_options import FitOptions
+from hbmtwin.sim.fit_question import ask
+from hbmtwin.sim.fit_report import Fit
+from hbmtwin.sim.fit_warnings import warnings_of
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
+
+
+def fit(
+    model: str | ModelShape | None = None,
+    device: str | DeviceSpec | None = None,
+    /,
+    **options: Unpack[FitOptions],
+) -> Fit:
+    """Whether *model* starts on *device* with these settings, in the engines' own names (:class:`FitOptions`).
+
+    What is left out is the engine's default, or estimated. Raise FitError for an option that makes no sense or for
+    what is missing, CatalogError for a name that the catalog does not know.
+    """
+    if model is not None:
+        options["model"] = model
+    if device is not None:
+        options["device"] = device
+    asked = ask(options)
+    q = asked.question
+    budget = budget_of(q)
+    findings = findings_of(q, **asked.kernel_settings())
+    return Fit(
+        question=q,
+        budget=budget,
+        arguments=asked.arguments,
+        advised=Advised((), ()) if budget.fits else advise(q),
+        refused=next((said(finding) for finding in findings if finding.refused), None),
+        warnings=(*map(said, findings), *warnings_of(q, budget)),
+        boot_lines=(),
+        may_not_start=objection_at_the_bad_end(q, budget) if budget.fits else None,
+        may_start=not budget.fits and objection_at_the_good_end(q, budget) is None,
+        built_in=asked.built_in,
+    )
 
 
 def memory_budget(
@@ -60,4 +106,4 @@ def memory_budget(
     )
     check_question(question)
     budget = budget_of(question)
-    return budget if budget.fits else replace(budget, reason=f"{budget.reason}. {cures(question, budget)}")
+    return budget if budget.fits else replace(budget, reason=f"{budget.reason}. {cures(question)}")

@@ -1,75 +1,270 @@
-"""The smallest single changes that make a server start, each one tried."""
+"""The smallest single changes that make a server start, each one tried by the function that said no.
+
+::
+
+    change                                        found by                                what it costs
+    -------------------------------------------   -------------------------------------   ------------------------
+    gpu_memory_utilization, other tenants away    steps of 0.01 outwards from the one     nothing but the margin
+    block_size                                    halves                                  nothing
+    enable_chunked_prefill                        tried                                   nothing
+    max_num_batched_tokens, max_num_seqs          bisection downwards                     speed
+    enforce_eager                                 tried                                   speed
+    num_speculative_tokens 0                      tried                                   speed
+    max_model_len                                 bisection downwards                     long requests
+    kv_cache_dtype, quantization                  next smaller that the engine has        accuracy
+    tensor, pipeline parallel size, experts       next larger that divides                devices
+    device                                        next larger of the catalog              a device
+
+Bisection supposes that less asks for less; what it finds is tried again like all else.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.kernels.weights import can_split
+from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.fit_kernels import METHODS, findings_of, smaller_kv, smaller_weights
+from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
+from hbmtwin.sim.phrases import Phrase, Said
 from hbmtwin.sim.pool_segments import placed_blocks
 
 SAFE_UTILIZATION = 0.95
 """The most that is advised: above it nothing is left for what the engine allocates after its plan."""
+LEAST_BATCHED_TOKENS = 256
+"""Below it a prefill no longer fills a matrix unit: a server that starts so is of no use."""
+
+SET = Phrase("{name} {value}", "{name} {value}")
+ALONE = Phrase("the device to itself", "独占该设备（其他进程退出）")
+NO_DRAFTS = Phrase("no speculative tokens", "关闭投机解码")
+QUANTISED = Phrase("quantization {value}: weights in {bits} bits", "quantization {value}：权重量化为 {bits} 比特")
+ON_DEVICE = Phrase("device {value}", "换用设备 {value}")
+EAGER = Phrase("enforce_eager: no graphs", "enforce_eager：不捕获图")
+NO_KEY = ("quantization", "enforce_eager", "num_speculative_tokens", "num_gpu_blocks_override")
+"""Settings of a server that a scenario does not have."""
+ANY_ONE = "Any one of these would start: "
+NONE_ALONE = "No single change of length, utilisation, batch or ranks would start: take a smaller model or more memory"
 
 
-def cures(q: BudgetQuestion, b: MemoryBudget) -> str:
-    """The single changes that make it start; each was tried."""
-    outside = b.total_bytes - b.usable_bytes - b.lines[-1].bytes
-    utilization = min(math.floor(100 * (b.total_bytes - outside) / b.total_bytes) / 100, SAFE_UTILIZATION)
-    tries = {
-        f"max_model_len {length}": replace(q, max_model_len=length)
-        for length in (q.pool.longest_request(_placed_blocks(q, b) - 1, q.model.max_position_embeddings),)
-        if 0 < length < q.max_model_len
-    }
-    if utilization > 0 and utilization != q.gpu_memory_utilization:
-        tries[f"gpu_memory_utilization {utilization:g}"] = replace(q, gpu_memory_utilization=utilization)
-    tokens, seqs = min(q.max_num_batched_tokens, 2048), min(q.max_num_seqs, 64)
-    if (tokens, seqs) != (q.max_num_batched_tokens, q.max_num_seqs):
-        tries[f"max_num_batched_tokens {tokens} with max_num_seqs {seqs}"] = replace(
-            q, max_num_batched_tokens=tokens, max_num_seqs=seqs
-        )
-    if b.tenants_bytes:
-        tries["the device to itself"] = replace(q, other_tenant_bytes=0)
-    cures = [text for text, other in tries.items() if _starts(other)]
-    ranks = q.layout.tensor_parallel_size
-    larger = [tp for tp in sorted(q.device.allreduce_ns) if tp > ranks and can_split(q.model, tp)]
-    enough = next((tp for tp in larger if _starts(_over_ranks(q, tp))), None)
-    if enough:
-        cures.append(f"tensor_parallel_size {enough}")
-    elif len(q.layers) == 1 and (stages := _enough_stages(q)):
-        cures.append(f"pipeline_parallel_size {stages}")
-    if cures:
-        return f"Any one of these would start: {'; '.join(cures)}"
-    return "No single change of length, utilisation, batch or ranks would start: take a smaller model or more memory"
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One change that makes it start, and what then fits."""
+
+    change: Said
+    settings: Mapping[str, Any]
+    """The change in the words of the flags."""
+    question: BudgetQuestion
+    budget: MemoryBudget
 
 
-def _starts(q: BudgetQuestion) -> bool:
-    """Whether it starts with a pool that holds one longest request beside the null block, after rounding."""
-    b = budget_of(q)
-    return b.fits and _placed_blocks(q, b) - 1 >= q.pool.request_blocks(q.max_model_len)
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """What helps, the least costly first, and what was tried and does not help alone."""
+
+    helps: tuple[Advice, ...]
+    in_vain: tuple[str, ...]
+    """Settings, by name."""
 
 
-def _placed_blocks(q: BudgetQuestion, b: MemoryBudget) -> int:
-    """Blocks of a pool once it is rounded, on the rank that has the fewest."""
-    ranks = zip(q.pools, b.stages or (b,), strict=True)
-    return min(placed_blocks(pool, rank.num_blocks, rank.kv_bytes) for pool, rank in ranks)
+Starts = Callable[[BudgetQuestion], MemoryBudget | None]
+"""The budget of a question whose server starts, else None."""
 
 
-def _enough_stages(q: BudgetQuestion) -> int | None:
-    """The fewest of 2, 4, 8 pipeline stages that would start; None if none would, or no figure for sending is there."""
-    if not q.device.send_ns or not q.device.send_bandwidth_bytes_per_s:
+def starts_by_the_engine(q: BudgetQuestion) -> MemoryBudget | None:
+    """By the engine's own rule; None too where the model cannot be laid out so."""
+    try:
+        budget = budget_of(q)
+    except ValueError:  # a group of layers without a common page, a stage without a kind of layer
         return None
-    for stages in (2, 4, 8):
+    return budget if budget.fits else None
+
+
+def starts_with_a_pool(q: BudgetQuestion) -> MemoryBudget | None:
+    """By what a run needs: a pool that holds one longest request beside the null block, after rounding, and figures
+    for what the ranks send to each other."""
+    tp, device = q.layout.tensor_parallel_size, q.device
+    if tp > 1 and tp not in device.allreduce_ns:
+        return None
+    if len(q.layers) > 1 and not (device.send_ns and device.send_bandwidth_bytes_per_s):
+        return None
+    budget = starts_by_the_engine(q)
+    if budget is None:
+        return None
+    ranks = zip(q.pools, budget.stages or (budget,), strict=True)
+    blocks = min(placed_blocks(pool, rank.num_blocks, rank.kv_bytes) for pool, rank in ranks)
+    return budget if blocks - 1 >= q.pool.request_blocks(q.max_model_len) else None
+
+
+def cures(q: BudgetQuestion) -> str:
+    """The single changes that make a run start, as one sentence; only those that a scenario has a key for."""
+    helps = advise(q, starts_with_a_pool, without=NO_KEY).helps
+    return ANY_ONE + "; ".join(str(advice.change) for advice in helps) if helps else NONE_ALONE
+
+
+def advise(q: BudgetQuestion, starts: Starts = starts_by_the_engine, *, without: Collection[str] = ()) -> Advised:
+    """Single changes of *q* that make it start, of each kind the smallest. Some hundred budgets, of 0.1 ms each."""
+    helps: list[Advice] = []
+    in_vain: list[str] = []
+    for name, search in SEARCHES:
+        tried = False
+        for change, settings, other in search(q, starts) if name not in without else ():
+            tried = True
+            if (budget := starts(other)) is not None:
+                helps.append(Advice(change, settings, other, budget))
+                break
+        else:
+            if tried:
+                in_vain.append(name)
+    return Advised(tuple(helps), tuple(in_vain))
+
+
+Change = tuple[Said, Mapping[str, Any], BudgetQuestion]
+Search = Callable[[BudgetQuestion, Starts], Iterator[Change]]
+
+
+def _set(name: str, value: int | float | str, other: BudgetQuestion) -> Change:
+    said = f"{value:g}" if isinstance(value, float) else value
+    return Said.of(SET, name=name, value=said), {name: value}, other
+
+
+def _utilization(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    """Hundredths around the one that is set, the nearest first; from above the safe ones these come first."""
+    now, safe = round(100 * q.gpu_memory_utilization, 6), round(100 * SAFE_UTILIZATION)
+    near = [value for step in range(1, 100) for value in (math.floor(now) + step, math.ceil(now) - step)]
+    for hundredths in sorted((value for value in near if 0 < value <= max(safe, now)), key=lambda value: value > safe):
+        value = hundredths / 100
+        yield _set("gpu_memory_utilization", value, replace(q, gpu_memory_utilization=value))
+
+
+def _tenants(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    if q.other_tenant_bytes:
+        yield Said.of(ALONE), {"other_tenant_bytes": 0}, replace(q, other_tenant_bytes=0)
+
+
+def _block_size(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    size = q.block_size
+    while size % 2 == 0 and size // 2 >= q.device.default_block_size:
+        size //= 2
+        yield _set("block_size", size, replace(q, block_size=size))
+
+
+def _overrides(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    """What stands in for the plan, and is too small: as much as one longest request needs."""
+    blocks = q.pool.request_blocks(q.max_model_len)
+    if q.num_gpu_blocks_override is not None and q.num_gpu_blocks_override < blocks:
+        yield _set("num_gpu_blocks_override", blocks, replace(q, num_gpu_blocks_override=blocks))
+    if q.kv_cache_memory_bytes is not None and q.kv_cache_memory_bytes < blocks * q.pool.block_bytes:
+        size = blocks * q.pool.block_bytes
+        yield _set("kv_cache_memory_bytes", size, replace(q, kv_cache_memory_bytes=size))
+
+
+def _batched_tokens(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    low, high = max(LEAST_BATCHED_TOKENS, q.max_num_seqs), q.max_num_batched_tokens - 1
+    if low > high:
+        return
+    found = _largest(low, high, lambda n: starts(replace(q, max_num_batched_tokens=n)))
+    tokens = max(low, found // 64 * 64)
+    yield _set("max_num_batched_tokens", tokens, replace(q, max_num_batched_tokens=tokens))
+
+
+def _seqs(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    if q.max_num_seqs > 1:
+        seqs = _largest(1, q.max_num_seqs - 1, lambda n: starts(replace(q, max_num_seqs=n)))
+        yield _set("max_num_seqs", seqs, replace(q, max_num_seqs=seqs))
+
+
+def _eager(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    if not q.enforce_eager:
+        yield Said.of(EAGER), {"enforce_eager": True}, replace(q, enforce_eager=True)
+
+
+def _drafts(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    if q.num_speculative_tokens:
+        yield Said.of(NO_DRAFTS), {"num_speculative_tokens": 0}, replace(q, num_speculative_tokens=0)
+
+
+def _length(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    high = min(q.max_model_len - 1, q.model.max_position_embeddings)
+    if high >= 1:
+        length = _largest(1, high, lambda n: starts(replace(q, max_model_len=n)))
+        yield _set("max_model_len", length, replace(q, max_model_len=length))
+
+
+def _kv_dtype(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    if q.measured.kv_bytes_per_token is not None:
+        return
+    for name in smaller_kv(q):
+        layout = kv_layout(q.model, dtype=name, tensor_parallel_size=q.layout.tensor_parallel_size)
+        if layout.token_bytes < q.layout.token_bytes:
+            yield _set("kv_cache_dtype", name, replace(q, layout=layout))
+
+
+def _quantization(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    if q.measured.weights_bytes is not None:
+        return
+    for name, other in smaller_weights(q):
+        said = Said.of(QUANTISED, value=name, bits=METHODS[name].weight_bits)
+        yield said, {"quantization": name}, other
+
+
+def _tensor_parallel(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    for tp in sorted(q.device.allreduce_ns or (2, 4, 8)):
+        if tp > q.layout.tensor_parallel_size and can_split(q.model, tp):
+            yield _set("tensor_parallel_size", tp, replace(q, layout=replace(q.layout, tensor_parallel_size=tp)))
+
+
+def _pipeline(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    for stages in (2, 4, 8) if len(q.layers) == 1 else ():
         try:
-            if _starts(replace(q, layers=stage_layers(q.model.num_layers, stages))):
-                return stages
-        except ValueError:  # fewer layers than stages, or a stage without one of their kinds
-            return None
-    return None
+            other = replace(q, layers=stage_layers(q.model.num_layers, stages))
+        except ValueError:  # fewer layers than stages
+            return
+        yield _set("pipeline_parallel_size", stages, other)
 
 
-def _over_ranks(q: BudgetQuestion, tp: int) -> BudgetQuestion:
-    return replace(q, layout=replace(q.layout, tensor_parallel_size=tp))
+def _device(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    """Larger ones of the same vendor that can run it: those of the same family first, then the smallest first."""
+    if q.device.name not in catalog.devices():
+        return
+    larger = [d for d in map(catalog.device, catalog.devices()) if d.memory_bytes > q.device.memory_bytes]
+    for device in sorted(larger, key=lambda d: (d.family != q.device.family, d.memory_bytes, d.name)):
+        own_size = q.block_size == q.device.default_block_size
+        other = replace(q, device=device, block_size=device.default_block_size if own_size else q.block_size)
+        if device.vendor == q.device.vendor and not any(f.refused for f in findings_of(other)):
+            yield Said.of(ON_DEVICE, value=device.name), {"device": device.name}, other
+
+
+def _largest(low: int, high: int, starts: Callable[[int], object]) -> int:
+    """The largest number with which it starts, if less asks for less; *low* where none does. O(log(high - low))."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if starts(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+SEARCHES: tuple[tuple[str, Search], ...] = (
+    ("gpu_memory_utilization", _utilization),
+    ("other_tenant_bytes", _tenants),
+    ("block_size", _block_size),
+    ("num_gpu_blocks_override", _overrides),
+    ("max_num_batched_tokens", _batched_tokens),
+    ("max_num_seqs", _seqs),
+    ("enforce_eager", _eager),
+    ("num_speculative_tokens", _drafts),
+    ("max_model_len", _length),
+    ("kv_cache_dtype", _kv_dtype),
+    ("quantization", _quantization),
+    ("tensor_parallel_size", _tensor_parallel),
+    ("pipeline_parallel_size", _pipeline),
+    ("device", _device),
+)
+"""The least costly first."""

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim.catalog import device, devices, model, models
-from hbmtwin.sim.engine_rules import GIB, VLLM, VLLM_ASCEND, activation_peak, graph_pool, rules_for
+from hbmtwin.sim.engines import GIB, activation_peak, graph_pool, rules_for
+from hbmtwin.sim.engines.vllm import VLLM
+from hbmtwin.sim.engines.vllm_ascend import VLLM_ASCEND
 from hbmtwin.sim.fit import memory_budget
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget
@@ -105,9 +107,12 @@ def test_the_old_sampler_needed_more() -> None:
 
 def test_the_graph_pool_near_its_logs() -> None:
     # 51 sizes, each captured twice, logged 0.91 GiB on an H100 at 32 layers.
-    assert gib(graph_pool(VLLM, LLAMA_8B, max_num_seqs=1024).bytes) == 0.84
+    assert gib(graph_pool(VLLM, LLAMA_8B, max_num_seqs=1024, max_num_batched_tokens=8192).bytes) == 0.84
     # vllm-ascend captures 35 sizes at its default of 256 sequences, and caps the largest at 512.
-    by_seqs = [graph_pool(VLLM_ASCEND, LLAMA_8B, max_num_seqs=n).bytes for n in (1, 256, 512, 4096)]
+    by_seqs = [
+        graph_pool(VLLM_ASCEND, LLAMA_8B, max_num_seqs=n, max_num_batched_tokens=2048).bytes
+        for n in (1, 256, 512, 4096)
+    ]
     assert [round((size - GIB // 20) / 32 / (1 << 20) * 5) for size in by_seqs] == [1, 35, 51, 51]
 
 
@@ -223,7 +228,7 @@ def test_when_nothing_helps_it_says_so() -> None:
 def test_given_activations_replace_the_estimate() -> None:
     b = budget(activation_bytes=GIB)
     assert b.activation_bytes == GIB
-    assert next(line for line in b.lines if line.item == "activations").source == "given"
+    assert next(line for line in b.lines if line.item == "activations").source == "measured"
 
 
 @pytest.mark.parametrize(

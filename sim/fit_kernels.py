@@ -1,0 +1,80 @@
+"""What the capability table says of a question, and the ways to store weights and KV in fewer bits that a device reads.
+
+::
+
+    device, model, dtypes --capability_findings--> refused: it does not start so;  else: to be known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from hbmtwin.kernels.capabilities import CapabilityFinding, capability_findings
+from hbmtwin.kernels.records import Quantization
+from hbmtwin.kernels.weights import can_split
+from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.phrases import Phrase, Said
+
+METHODS: Mapping[str, Quantization] = {
+    "fp8": Quantization(method="fp8", weight_bits=8, weight_type="float", activation_bits=8),
+    "ascend": Quantization(method="ascend", weight_bits=8, activation_bits=8, output_channel_bytes=4),
+    "awq": Quantization(method="awq", weight_bits=4, group_size=128, zero_points=True),
+    "gptq": Quantization(method="gptq", weight_bits=4, group_size=128),
+}
+"""``quantization`` of a model whose config names none: the usual form of each (``ascend``: W8A8; AWQ and GPTQ: scales
+for 128 input channels)."""
+FINDING = Phrase("{setting}: {text}", "{setting}：{text}")
+SMALLER_KV = {"ascend": ("int8",), "nvidia": ("fp8",)}
+"""Of the cache, by vendor: what is tried where 16 bits are too many."""
+
+
+def findings_of(
+    q: BudgetQuestion,
+    *,
+    kv_cache_dtype: str = "auto",
+    v_dtype: str | None = None,
+    enable_prefix_caching: bool = True,
+    enable_chunked_prefill: bool = True,
+) -> tuple[CapabilityFinding, ...]:
+    """What is known of running *q* with that cache."""
+    return capability_findings(
+        q.device,
+        q.model,
+        engine=engine_of(q),
+        kv_cache_dtype=kv_cache_dtype,
+        v_dtype=v_dtype,
+        enable_prefix_caching=enable_prefix_caching,
+        enable_chunked_prefill=enable_chunked_prefill,
+        block_size=q.block_size,
+    )
+
+
+def said(finding: CapabilityFinding) -> Said:
+    """What a row says, after the setting that it is about."""
+    texts = (text.replace("{", "{{").replace("}", "}}") for text in (finding.en, finding.zh))
+    return Said.of(FINDING, setting=finding.setting, text=Said(Phrase(*texts)))
+
+
+def engine_of(q: BudgetQuestion) -> str:
+    """The engine as ``--engine`` calls it."""
+    return "vllm-ascend" if q.device.vendor == "ascend" else "vllm"
+
+
+def smaller_kv(q: BudgetQuestion) -> Iterator[str]:
+    """Dtypes of fewer bits that a kernel of that device reads."""
+    for name in SMALLER_KV.get(q.device.vendor, ()):
+        if not any(f.refused and f.setting == "kv_cache_dtype" for f in findings_of(q, kv_cache_dtype=name)):
+            yield name
+
+
+def smaller_weights(q: BudgetQuestion) -> Iterator[tuple[str, BudgetQuestion]]:
+    """*q* with weights that a kernel of that device reads, in 8 bits and then in 4; none where they are quantised."""
+    if q.model.quantization is not None:
+        return
+    for name, method in METHODS.items():
+        other = replace(q, model=replace(q.model, quantization=method))
+        if not can_split(other.model, q.layout.tensor_parallel_size):
+            continue
+        if not any(f.refused and f.setting == "quantization" for f in findings_of(other)):
+            yield name, other

@@ -1,0 +1,169 @@
+"""The answer of ``fit``: whether it starts, what is where, how many requests fit, and what would help.
+
+::
+
+    fits, verdict          does it start, in a sentence            warnings     what no kernel runs, what is tight
+    breakdown              who holds which bytes of the device     advice       single changes that make it start
+    num_gpu_blocks ...     what the engine makes of the rest       boot_lines   how it says so in its log
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.fit_advice import Advised
+from hbmtwin.sim.fit_options import Argument
+from hbmtwin.sim.layer_groups import BlockPool
+from hbmtwin.sim.memory_budget import BudgetLine, MemoryBudget
+from hbmtwin.sim.phrases import Lang, Said
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that share a block table, and what one request of full length needs of it."""
+
+    kind: str
+    num_layers: int
+    block_size: int
+    window: int
+    request_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether a server starts, by one question; bytes are those of one rank, the one that decides."""
+
+    question: BudgetQuestion
+    budget: MemoryBudget
+    arguments: tuple[Argument, ...]
+    """What the answer rests on, each given, of a scenario, or a default."""
+    refused: Said | None
+    """Why no kernel runs it so, whatever the memory; None where one does."""
+    advised: Advised
+    warnings: tuple[Said, ...]
+    boot_lines: tuple[str, ...]
+    """What the engine writes in its log, in its own words."""
+    may_not_start: Said | None
+    """Starts by the figures, and not at the far end of their ranges: why not."""
+    may_start: bool
+    """Does not start by the figures, and does at the near end of their ranges."""
+    built_in: bool = False
+    """Nobody named a model or a device."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it starts, by the figures."""
+        return self.budget.fits and self.refused is None
+
+    @property
+    def reason(self) -> Said | None:
+        """Why it does not start; None when it does."""
+        return self.refused or self.budget.why
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool of blocks of the rank that decides."""
+        return self.question.pools[self.budget.stage]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """On one rank, in all its layers, where none of it is forgotten."""
+        return self.pool.token_bytes
+
+    @property
+    def available_kv(self) -> BudgetLine:
+        """What is left for KV, with its range."""
+        return next(line for line in self.budget.lines if line.item == "KV cache")
+
+    @property
+    def num_blocks_range(self) -> tuple[int, int]:
+        """Blocks at the two ends of the range."""
+        line, size = self.available_kv, self.budget.block_bytes
+        return max(0, line.low) // size, max(0, line.high) // size
+
+    @property
+    def request_blocks(self) -> int:
+        """Blocks of one request of ``max_model_len``, over all groups."""
+        return self.pool.request_blocks(self.question.max_model_len)
+
+    @property
+    def max_model_len_that_fits(self) -> int:
+        """The longest request that the blocks hold; 0: not one token."""
+        return self.pool.longest_request(self.budget.num_blocks, self.question.model.max_position_embeddings)
+
+    @property
+    def binding_rank(self) -> int:
+        """The first of the ranks that decide how many blocks all have."""
+        return self.budget.stage * self.question.layout.tensor_parallel_size
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Layers by the block table that they share; one where all are alike."""
+        pool, length = self.pool, self.question.max_model_len
+        if pool.grouping is None:
+            return (Group("full", pool.layout.num_layers, pool.block_size, 0, self.request_blocks),)
+        return tuple(
+            Group(g.kind, g.num_layers, g.block_size, g.window, g.max_blocks(length, pool.max_num_batched_tokens))
+            for g in pool.grouping.groups
+        )
+
+    def to_dict(self, lang: Lang = "en") -> dict[str, Any]:
+        """As JSON has it; sentences are in *lang*, names and numbers the same in both."""
+        b, kv = self.budget, self.available_kv
+        return {
+            "fits": self.fits,
+            "reason": self.reason.text(lang) if self.reason else "",
+            "may_not_start": self.may_not_start.text(lang) if self.may_not_start else "",
+            "engine": self.question.rules.name,
+            "model": self.question.model.name,
+            "device": self.question.device.name,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "block_bytes": b.block_bytes,
+            "available_kv_bytes": kv.bytes,
+            "available_kv_bytes_low": kv.low,
+            "available_kv_bytes_high": kv.high,
+            "num_gpu_blocks": b.num_blocks,
+            "kv_tokens": b.kv_tokens,
+            "max_concurrency": b.max_concurrency,
+            "max_model_len_that_fits": self.max_model_len_that_fits,
+            "binding_rank": self.binding_rank,
+            "breakdown": [line_dict(line) for line in b.lines],
+            "groups": [
+                {
+                    "kind": group.kind,
+                    "num_layers": group.num_layers,
+                    "block_size": group.block_size,
+                    "window": group.window,
+                    "request_blocks": group.request_blocks,
+                }
+                for group in self.groups
+            ],
+            "advice": [
+                {
+                    "change": advice.change.text(lang),
+                    "settings": dict(advice.settings),
+                    "result": {
+                        "kv_tokens": advice.budget.kv_tokens,
+                        "max_concurrency": advice.budget.max_concurrency,
+                        "max_model_len": advice.question.max_model_len,
+                    },
+                }
+                for advice in self.advised.helps
+            ],
+            "not_enough_alone": list(self.advised.in_vain),
+            "warnings": [warning.text(lang) for warning in self.warnings],
+            "boot_lines": list(self.boot_lines),
+            "arguments": {a.name: {"value": _plain(a.value), "origin": a.origin} for a in self.arguments},
+        }
+
+
+def line_dict(line: BudgetLine) -> dict[str, Any]:
+    """One share of the device."""
+    return {"item": line.item, "bytes": line.bytes, "low": line.low, "high": line.high, "source": line.source}
+
+
+def _plain(value: Any) -> Any:
+    """A model or device that was given as a record, by its name."""
+    return value if isinstance(value, str | int | float | bool) else value.name

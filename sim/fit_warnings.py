@@ -1,0 +1,34 @@
+"""What whoever starts the server should know beside the verdict: nothing here stops the start by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.fit_advice import SAFE_UTILIZATION
+from hbmtwin.sim.memory_budget import MemoryBudget
+from hbmtwin.sim.phrases import Count, Phrase, Said, Size
+
+TIGHT = Phrase(
+    "outside the plan {low} to {high} are left; the sampler, late buffers and fragments must live there: a "
+    "gpu_memory_utilization of at most {safe} leaves more",
+    "规划之外只剩 {low} 至 {high}，采样器、后续缓冲和碎片都要占用这部分：gpu_memory_utilization 不超过 {safe} 更稳妥",
+)
+NULL_BLOCK = Phrase(
+    "it starts, but a request of all {length} tokens can never run: of {blocks} blocks one is the engine's null block; "
+    "shorten max_model_len to {shorter}",
+    "可以启动，但 {length} token 的请求永远无法运行：{blocks} 块中有一块是引擎的空块；"
+    "请将 max_model_len 缩短到 {shorter}",
+)
+
+
+def warnings_of(q: BudgetQuestion, b: MemoryBudget) -> Iterator[Said]:
+    """One sentence each."""
+    rest = b.lines[-1]
+    if b.fits and (q.gpu_memory_utilization > SAFE_UTILIZATION or rest.low < 0):
+        yield Said.of(TIGHT, low=Size(rest.low), high=Size(rest.high), safe=SAFE_UTILIZATION)
+    if b.fits and b.num_blocks == (need := q.pool.request_blocks(q.max_model_len)):
+        shorter = Count(q.pool.longest_request(need - 1, q.max_model_len))
+        if shorter:
+            length, blocks = Count(q.max_model_len), Count(b.num_blocks)
+            yield Said.of(NULL_BLOCK, length=length, blocks=blocks, shorter=shorter)

@@ -1,0 +1,229 @@
+"""What ``fit`` says of its numbers, in English and in Chinese side by side.
+
+::
+
+    title      what is planned on what                     formula    how blocks become tokens and requests
+    labels     who holds bytes of the device               verdict    does it start, for whom knows no KV cache
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hbmtwin.sim.fit_report import Fit, Group
+from hbmtwin.sim.memory_budget import BudgetLine
+from hbmtwin.sim.phrases import Count, Phrase, Said
+
+LABELS: Mapping[str, Phrase] = {
+    "other tenants": Phrase("other processes", "其他进程"),
+    "context": Phrase("context", "运行时上下文"),
+    "weights": Phrase("weights", "权重"),
+    "activations": Phrase("activation peak", "激活峰值"),
+    "non-torch": Phrase("outside torch", "非 torch 显存"),
+    "graphs": Phrase("graphs", "图捕获"),
+    "late buffers": Phrase("late buffers", "后续通信缓冲"),
+    "KV cache": Phrase("KV cache", "KV 缓存"),
+    "unplanned": Phrase("not planned", "未规划余量"),
+}
+"""By the item of a budget line."""
+DEVICE_SUM = Phrase("the device", "整卡显存")
+
+TITLE = Phrase("{model} on {devices}, {engine}", "{model}，{devices}，{engine}")
+ONE_DEVICE = Phrase("{device}", "{device}")
+DEVICES = Phrase("{count} x {device}", "{count} × {device}")
+BUILT_IN = Phrase(
+    "No model or device was named, so these are the built-in ones; name yours with --model and --device "
+    "(hbmtwin catalog lists them).",
+    "未指定模型和设备，以下按内置的模型和设备计算；请用 --model 和 --device 指定（hbmtwin catalog 可列出全部）。",
+)
+SETTINGS_GIVEN = Phrase("Given: {settings}", "已给定：{settings}")
+SETTINGS_DEFAULT = Phrase("By default: {settings}", "默认值：{settings}")
+WHERE = Phrase(
+    "Where the memory of one device goes, in GiB (2^30 bytes)",
+    "单卡显存去向，单位 GiB（2^30 字节）",
+)
+WHERE_OF_RANK = Phrase(
+    "Where the memory of one device goes, in GiB (2^30 bytes): rank {rank}, which has room for the fewest blocks",
+    "单卡显存去向，单位 GiB（2^30 字节）：rank {rank}，可容纳的块最少，由它决定",
+)
+EXACT = Phrase("exact", "精确值")
+GIVEN = Phrase("given", "已给定")
+REMAINDER = Phrase("the rest", "剩余")
+ESTIMATED = Phrase("estimated, {low} to {high}", "估算，{low} 至 {high}")
+BETWEEN = Phrase("{low} to {high}", "{low} 至 {high}")
+REST_BETWEEN = Phrase("the rest, {low} to {high}", "剩余，{low} 至 {high}")
+
+WHAT_IS_KV = Phrase(
+    "The KV cache is where the engine keeps what it has read and written of every running request: it decides how many "
+    "run at once.",
+    "KV 缓存存放每个运行中请求已读入和已生成的内容，它的大小决定能同时运行多少请求。",
+)
+LOG = Phrase("The engine would write in its log", "引擎启动日志将打印")
+HOW = Phrase("How blocks become tokens and requests", "块数、token 数与并发的换算")
+BLOCKS = Phrase(
+    "{kv} bytes for KV / {block} bytes a block = {count} blocks",
+    "KV 缓存 {kv} 字节 ÷ 每块 {block} 字节 = {count} 块",
+)
+BLOCK = Phrase(
+    "a block: {size} tokens x {token} bytes a token = {block} bytes",
+    "每块：{size} 个 token × 每 token {token} 字节 = {block} 字节",
+)
+REQUEST = Phrase(
+    "one request of {length} tokens: {length} / {size} = {blocks} blocks, rounded up",
+    "一条 {length} token 的请求：{length} ÷ {size} = {blocks} 块（向上取整）",
+)
+REQUEST_OF_GROUPS = Phrase(
+    "one request of {length} tokens: {blocks} blocks, over all groups of layers",
+    "一条 {length} token 的请求：各层组合计 {blocks} 块",
+)
+GROUP = Phrase(
+    "  {layers} layers that see all: {blocks} blocks of {size} tokens",
+    "  {layers} 层全注意力：{blocks} 块，每块 {size} 个 token",
+)
+WINDOW_GROUP = Phrase(
+    "  {layers} layers with a window of {window}: {blocks} blocks of {size} tokens",
+    "  {layers} 层滑动窗口（窗口 {window}）：{blocks} 块，每块 {size} 个 token",
+)
+STATE_GROUP = Phrase("  {layers} layers with a state: {blocks} blocks", "  {layers} 层状态（Mamba）：{blocks} 块")
+CONCURRENCY = Phrase(
+    "{count} blocks / {blocks} = {ratio} such requests at once; x {length} = {tokens} tokens",
+    "{count} 块 ÷ {blocks} 块 = 可同时容纳 {ratio} 条；× {length} = {tokens} 个 token",
+)
+
+STARTS_MANY = Phrase(
+    "It starts. {requests} requests of {length} tokens (prompt and answer together) fit in memory at once; more if "
+    "they are shorter, and what does not fit waits in a queue.",
+    "可以启动。显存可同时容纳 {requests} 条 {length} token（输入加输出）的请求；"
+    "请求更短则可容纳更多，放不下的请求排队等待。",
+)
+STARTS_ONE = Phrase(
+    "It starts. {requests} request of {length} tokens (prompt and answer together) fits in memory at once; more if "
+    "they are shorter, and what does not fit waits in a queue.",
+    "可以启动。显存只能同时容纳 {requests} 条 {length} token（输入加输出）的请求；"
+    "请求更短则可容纳更多，放不下的请求排队等待。",
+)
+CAPPED = Phrase(
+    "It starts. {requests} requests of {length} tokens (prompt and answer together) would fit in memory at once; "
+    "max_num_seqs lets {seqs} run.",
+    "可以启动。显存可同时容纳 {requests} 条 {length} token（输入加输出）的请求；max_num_seqs 限制同时运行 {seqs} 条。",
+)
+MAY_NOT = Phrase(
+    "It may not start: by the figures it does, but they are estimates, and at the far end of their range {why}.",
+    "可能无法启动：按估算值可以启动，但估算有误差，取到误差上限时{why}。",
+)
+DOES_NOT = Phrase("It does not start: {why}.", "无法启动：{why}。")
+NO_KERNEL = Phrase("It does not start so, whatever the memory: {why}.", "无法这样启动，与显存无关：{why}。")
+MEMORY_WOULD = Phrase("Memory would suffice.", "显存足够。")
+MEMORY_NOR = Phrase("Nor would memory suffice.", "显存也不够。")
+MAY = Phrase(
+    "Estimates decide it: at the near end of their range it would start.",
+    "结论取决于估算误差：取到误差下限时可以启动。",
+)
+LONGEST = Phrase(
+    "The longest request that fits has {length} tokens (max_model_len).",
+    "可容纳的最长请求为 {length} 个 token（max_model_len）。",
+)
+
+SMALLEST = Phrase("Any one of these changes alone makes it start", "以下任意一项改动即可启动")
+RESULT = Phrase("{tokens} tokens, {ratio} requests of {length}", "{tokens} 个 token，{ratio} 条 {length} token 的请求")
+NOT_ALONE = Phrase("Not enough alone: {names}.", "单独改动以下参数仍不够：{names}。")
+NOTHING = Phrase(
+    "No single change makes it start: take a smaller model, or more memory.",
+    "任何单项改动都不足以启动：请换用更小的模型或更大的显存。",
+)
+NOTE = Phrase("note: {text}", "提示：{text}")
+
+
+def title(fit: Fit) -> Said:
+    """What is planned on what."""
+    q = fit.question
+    ranks = q.layout.tensor_parallel_size * len(q.layers) * q.data_parallel_size
+    devices = Said.of(DEVICES if ranks > 1 else ONE_DEVICE, count=ranks, device=q.device.name)
+    return Said.of(TITLE, model=q.model.name, devices=devices, engine=q.rules.name)
+
+
+def settings(fit: Fit) -> list[Said]:
+    """What was given and what the engine's defaults add to it, but for model and device."""
+    found = []
+    for phrase, default in ((SETTINGS_GIVEN, False), (SETTINGS_DEFAULT, True)):
+        chosen = [
+            f"{a.name} {a.value}"
+            for a in fit.arguments
+            if (a.origin == "default") == default and a.name not in ("model", "device")
+            if not default or a.value not in (0, 1, "auto")
+        ]
+        if chosen:
+            found.append(Said.of(phrase, settings=", ".join(chosen)))
+    return found
+
+
+def label(item: str) -> Said:
+    """What people call the holder of a budget line."""
+    return Said.of(LABELS.get(item, Phrase(item, item)))
+
+
+def how_known(line: BudgetLine, *, short: bool = False) -> Said:
+    """Exact, given, or estimated within a range, in GiB; *short*: only the range."""
+    low, high = f"{line.low / 2**30:.2f}", f"{line.high / 2**30:.2f}"
+    rest = line.item in ("KV cache", "unplanned")
+    if line.low != line.high:
+        return Said.of(BETWEEN if short else REST_BETWEEN if rest else ESTIMATED, low=low, high=high)
+    return Said.of(GIVEN if line.source.startswith("given") else REMAINDER if rest else EXACT)
+
+
+def formula(fit: Fit) -> list[Said]:
+    """From bytes to blocks, to tokens and requests, as the engine computes them."""
+    b, q, pool = fit.budget, fit.question, fit.pool
+    length, groups = Count(q.max_model_len), fit.groups
+    kv = Count(b.kv_bytes)
+    found = [Said.of(BLOCKS, kv=kv, block=Count(b.block_bytes), count=Count(b.num_blocks))] if b.num_blocks else []
+    if pool.grouping is None:
+        token = Count(fit.kv_bytes_per_token)
+        found.append(Said.of(BLOCK, size=pool.block_size, token=token, block=Count(b.block_bytes)))
+        found.append(Said.of(REQUEST, length=length, size=pool.block_size, blocks=Count(fit.request_blocks)))
+    else:
+        found.append(Said.of(REQUEST_OF_GROUPS, length=length, blocks=Count(fit.request_blocks)))
+        found += [_group(group) for group in groups]
+    if b.num_blocks:
+        concurrency = Said.of(
+            CONCURRENCY,
+            count=Count(b.num_blocks),
+            blocks=Count(fit.request_blocks),
+            ratio=f"{b.max_concurrency:.2f}",
+            length=length,
+            tokens=Count(b.kv_tokens),
+        )
+        found.append(concurrency)
+    return found
+
+
+def _group(group: Group) -> Said:
+    phrase = {"full": GROUP, "mamba": STATE_GROUP}.get(group.kind, WINDOW_GROUP)
+    return Said.of(
+        phrase,
+        layers=group.num_layers,
+        window=Count(group.window),
+        blocks=Count(group.request_blocks),
+        size=Count(group.block_size),
+    )
+
+
+def verdict(fit: Fit) -> list[Said]:
+    """Whether it starts, in sentences for people who know nothing of KV caches."""
+    q, b = fit.question, fit.budget
+    if fit.refused is not None:
+        return [Said.of(NO_KERNEL, why=fit.refused), Said.of(MEMORY_WOULD if b.fits else MEMORY_NOR)]
+    if b.why is not None:
+        return [Said.of(DOES_NOT, why=b.why), *([Said.of(MAY)] if fit.may_start else [])]
+    requests, length = math.floor(b.max_concurrency), Count(q.max_model_len)
+    phrase = CAPPED if requests > q.max_num_seqs else STARTS_ONE if requests == 1 else STARTS_MANY
+    starts = Said.of(phrase, requests=Count(requests), length=length, seqs=Count(q.max_num_seqs))
+    if fit.may_not_start is not None:
+        return [Said.of(MAY_NOT, why=fit.may_not_start), starts]
+    return [starts]
+
+
+def result(fit_length: int, tokens: int, concurrency: float) -> Said:
+    """What fits after a change."""
+    return Said.of(RESULT, tokens=Count(tokens), ratio=f"{concurrency:.2f}", length=Count(fit_length))
