@@ -11,12 +11,12 @@ scenario names the preset and leaves out what it says, so that another preset ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import Any
 
-from hbmtwin.sim.catalog import CatalogError, workload_preset
+from hbmtwin.sim.catalog import CatalogError, model, models, workload_preset
 from hbmtwin.workloads.records import Request, Source, Status
 
 PRESET = "workload.preset"
@@ -58,23 +58,33 @@ def without_preset_keys(tree: Mapping[str, dict[str, Any]], preset: str | None) 
 
 
 def context_notes(preset: str | None, source: Source, longest_request: int) -> tuple[str, ...]:
-    """A remark where requests of a preset are longer than the server takes, with the cure.
+    """A remark where requests of a preset are longer than the server takes, with the cure and who holds them.
 
     *source* is asked anew, as if every answer came at once: at most a thousand requests.
     """
     if preset is None:
         return ()
-    looked_at = list(islice(_requests(source), _LOOKED_AT))
-    longer = [r for r in looked_at if r.prompt_tokens + r.output_tokens > longest_request]
+    looked_at = sorted(r.prompt_tokens + r.output_tokens for r in islice(_requests(source), _LOOKED_AT))
+    longer = sum(tokens > longest_request for tokens in looked_at)
     if not longer:
         return ()
-    longest = max(r.prompt_tokens + r.output_tokens for r in longer)
+    are = "is" if longer == 1 else "are"
     of = f"the first {_LOOKED_AT}" if len(looked_at) == _LOOKED_AT else f"its {len(looked_at)}"
     return (
-        f"{PRESET} = {preset!r}: {len(longer)} of {of} requests are longer than max_model_len, {longest_request} (up "
-        f"to {longest} tokens), and are rejected, which ends their sessions: take a model of a longer context, or clip "
-        "workload.prompt_tokens, first_prompt_tokens or session.turns",
+        f"{PRESET} = {preset!r}: {longer} of {of} requests {are} longer than max_model_len, {longest_request} (up "
+        f"to {looked_at[-1]} tokens), and {are} rejected, which ends their sessions: take a model of a longer context, or "
+        f"clip workload.prompt_tokens, first_prompt_tokens or session.turns. {_who_holds(looked_at, longest_request)}",
     )
+
+
+def _who_holds(lengths: Sequence[int], longest_request: int) -> str:
+    """Which models have a position for every token of 99 in 100 requests, from their lengths in order."""
+    p99 = lengths[-(-len(lengths) * 99 // 100) - 1]
+    if p99 <= longest_request:
+        return f"99 % are of at most {p99} tokens, and fit"
+    names = [name for name in models() if model(name).max_position_embeddings >= p99]
+    who = " and ".join([", ".join(names[:-1])] * (len(names) > 1) + names[-1:]) or "no model of the catalog"
+    return f"The p99, {p99} tokens, is held by {who}"
 
 
 def _requests(source: Source) -> Iterator[Request]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean, pvariance, quantiles
 from typing import NamedTuple
@@ -12,11 +12,12 @@ import pytest
 
 from hbmtwin.api import Request, Scenario, ScenarioError, run, workload_preset, workload_presets
 from hbmtwin.cli.commented import commented_scenario
-from hbmtwin.sim.catalog import CatalogError
+from hbmtwin.sim.catalog import CatalogError, model, models
 from hbmtwin.sim.catalog.workload_table import preset_of
 from hbmtwin.sim.scenario import known_keys
 from hbmtwin.sim.traffic import source_of
-from hbmtwin.workloads import Status
+from hbmtwin.sim.workload_presets import context_notes
+from hbmtwin.workloads import Status, user_stream
 from hbmtwin.workloads.block_chain import block_chain
 from hbmtwin.workloads.statistics.reuse_curve import reuse_curve
 
@@ -273,10 +274,56 @@ def test_each_runs_from_end_to_end(name: str) -> None:
     assert (rejected > 0) == any("workload.preset" in note for note in summary["notes"])
 
 
+class Lengths:
+    """A source of prompts of these lengths, each with an answer of one token."""
+
+    def __init__(self, *prompts: int) -> None:
+        self.total_requests = len(prompts)
+        self._prompts = prompts
+
+    def open(self) -> Iterator[Request]:
+        for id, tokens in enumerate(self._prompts):
+            yield Request(id, id, 0, 0, tokens, 1, 1, ((user_stream(id, 0), 0, tokens),))
+
+    def next_turn(self, r: Request, end_ns: int, status: Status) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ([100] * 99 + [5000], "99 % are of at most 101 tokens, and fit"),
+        ([100] * 98 + [5000, 8000], "The p99, 5001 tokens, is held by command-r7b, gemma-2-9b, gemma-3-1b, "),
+        (
+            [65_535],
+            "The p99, 65536 tokens, is held by command-r7b, granite-4.0-h-micro, llama-3.1-8b, nemotron-nano-9b",
+        ),
+        ([131_072], "The p99, 131073 tokens, is held by no model of the catalog"),
+    ],
+)
+def test_the_remark_says_which_models_hold_the_p99(prompts: list[int], said: str) -> None:
+    (note,) = context_notes("rag", Lengths(*prompts), 4096)
+    assert note.rpartition("session.turns. ")[2].startswith(said)
+    longer = sum(tokens >= 4096 for tokens in prompts)
+    assert f"{longer} of its {len(prompts)} requests {'is' if longer == 1 else 'are'} longer than" in note
+
+
+def test_models_that_hold_are_exactly_those_with_as_many_positions() -> None:
+    (note,) = context_notes("rag", Lengths(32_767), 4096)
+    named = note.rpartition(" is held by ")[2].replace(" and ", ", ").split(", ")
+    assert named == [name for name in models() if model(name).max_position_embeddings >= 32_768]
+    assert {"gemma-3-1b", "mistral-7b-v0.1"} <= set(named)
+    assert "gemma-2-9b" not in named
+    assert context_notes("rag", Lengths(4095), 4096) == ()
+
+
 def test_requests_longer_than_the_context_are_told_with_the_cure() -> None:
     shown = run(Scenario.load(overrides=["workload.preset=rag", "workload.num_prompts=8"])).summary
     (note,) = [note for note in shown["notes"] if "workload.preset" in note]
     assert note.startswith("workload.preset = 'rag': 6 of its 8 requests are longer than max_model_len, 4096 (up to ")
-    assert note.endswith("or clip workload.prompt_tokens, first_prompt_tokens or session.turns")
+    assert "or clip workload.prompt_tokens, first_prompt_tokens or session.turns. The p99, " in note
+    assert note.endswith(
+        " tokens, is held by command-r7b, granite-4.0-h-micro, llama-3.1-8b, nemotron-nano-9b-v2 and youtu-llm-2b"
+    )
     fits = run(Scenario.load(overrides=["workload.preset=rag", "workload.prompt_tokens=9", "workload.num_prompts=8"]))
     assert not [note for note in fits.summary["notes"] if "workload.preset" in note]
