@@ -130,7 +130,7 @@ CHECK_SHAPES = Phrase(
     "（ASCEND_LAUNCH_BLOCKING=1 / CUDA_LAUNCH_BLOCKING=1）",
 )
 MEMORY_USELESS = Phrase(
-    "any memory setting, any larger device: no device has 2^60 bytes", "任何显存参数或更大的卡：没有设备有 2^60 字节"
+    "any memory setting, any larger device: no device has an exbibyte", "任何显存参数或更大的卡：没有设备有 1 EiB"
 )
 RAISE_CAP = Phrase(
     "a higher memory fraction (set_per_process_memory_fraction): {left} are left under the cap, and {free} are free on "

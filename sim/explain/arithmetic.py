@@ -70,8 +70,9 @@ TOO_LARGE = Phrase(
     "{asked} > {limit}（全部可用）：空设备也放不下",
 )
 EXBIBYTE = Phrase(
-    "2^60 bytes or more: no tensor has that size, so a shape or length was negative, uninitialised or overwritten",
-    "申请大小 >= 2^60 字节：不可能是真实张量，说明 shape 或长度为负数、未初始化或被写坏",
+    "an exbibyte (2^60) or more: no tensor has that size, so a shape or length was negative, uninitialised or "
+    "overwritten",
+    "申请大小 >= 2^60（1 EiB）：不可能是真实张量，说明 shape 或长度为负数、未初始化或被写坏",
 )
 LEFT_AFTER = Phrase(
     "and even if this request were served, {left} of {limit} would be left ({percent})",

@@ -104,7 +104,7 @@ def failure_of(finding: Finding, around: Sequence[Finding]) -> Failure:
     limit = allowed if allowed is not None and (total is None or allowed < total) else total
     left = free
     if free is not None and allowed is not None:
-        left = min(free, _minus(allowed, reserved or Printed(0)), key=int)
+        left = None if reserved is None else min(free, _minus(allowed, reserved), key=int)
     cached = unallocated if private is None or unallocated is None else _plus(unallocated, private)
     if finding.kind == "npu_workspace_oom":  # no cached block can serve it
         cached = None
@@ -186,7 +186,9 @@ def _causes(
     )
     readings = (classify(facts), classify(against), classify(towards))
     causes = tuple(dict.fromkeys(readings))
-    return () if silent and len(causes) > 1 else causes
+    if silent and causes != (Cause.SHORTAGE,) and causes != (Cause.NEVER_FITS,):
+        return ()  # what was cut off could be a cap, or say that it was enough
+    return causes
 
 
 def _largest(asked: Printed | None, left: Printed | None) -> int:

@@ -120,10 +120,7 @@ def _failures(findings: Sequence[Finding]) -> list[Finding]:
     kept: list[Finding] = []
     seen: set[tuple[object, ...]] = set()
     told = [finding for finding in findings if finding.kind in KINDS]
-    lines_of: dict[str, list[int]] = {}
-    for finding in told:
-        if not finding.kind.endswith("driver_oom"):
-            lines_of.setdefault(finding.rank, []).append(finding.line)
+    allocators = [finding for finding in told if not finding.kind.endswith("driver_oom")]
     for finding in told:
         driver = finding.kind.endswith("driver_oom")
         key: tuple[object, ...] = (
@@ -132,12 +129,18 @@ def _failures(findings: Sequence[Finding]) -> list[Finding]:
             tuple(sorted(finding.numbers.items())),
             tuple(sorted(finding.words.items())),
         )
-        if driver and any(abs(finding.line - line) <= SAME_STORY_LINES for line in lines_of.get(finding.rank, ())):
+        if driver and any(_same_story(finding, other) for other in allocators):
             continue
         if key not in seen:
             seen.add(key)
             kept.append(finding)
     return kept
+
+
+def _same_story(driver: Finding, allocator: Finding) -> bool:
+    """Whether a driver's word lies under an allocator's message: near it, and not of another rank."""
+    near = abs(driver.line - allocator.line) <= SAME_STORY_LINES
+    return near and (driver.rank == allocator.rank or "" in (driver.rank, allocator.rank))
 
 
 def _judged(finding: Finding, findings: Sequence[Finding]) -> Judgement:

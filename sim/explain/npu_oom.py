@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hbmtwin.sim.explain.findings import Finding, Line
 from hbmtwin.sim.explain.printed import SIZE, Passage, Printed, passages, size_after, size_before
@@ -48,6 +49,8 @@ _CANN_RESOURCE = re.compile(r"resource\[(\w{1,40})\]")
 _CANN_OPERATOR = re.compile(r"(?:call|operatornameis)(aclnn\w{1,80}?|Hccl\w{1,40}?)(?:failed|\.|EL|\[|$)")
 _CANN_STORY = 60
 """Lines that one failure of CANN's fills at most, from its first code to the last line of its trace."""
+_MOST_RANKS = 64
+"""Stories that may be told at once, one a rank."""
 
 
 def read(lines: Sequence[Line]) -> list[Finding]:
@@ -85,24 +88,40 @@ def _message(passage: Passage) -> Finding | None:
     return Finding(kind, passage.line, passage.rank, numbers, words, rounded)
 
 
+@dataclass
+class _Story:
+    """One failure of CANN's, as far as it was read."""
+
+    line: int
+    rank: str
+    numbers: dict[str, int | float]
+    words: dict[str, str]
+
+
 def _stories(lines: Sequence[Line]) -> list[Finding]:
-    """What CANN says of one failure, over many lines, as one finding."""
-    found: list[Finding] = []
-    story: dict[str, tuple[int, dict[str, int | float], dict[str, str]]] = {}
-    for passage in passages(lines, _CANN):
-        begun = story.get(passage.rank)
-        if begun is None or passage.line - begun[0] > _CANN_STORY:
-            begun = (passage.line, {}, {"family": "NPU"})
-            story[passage.rank] = begun
-            found.append(Finding("npu_driver_oom", passage.line, passage.rank, begun[1], begun[2]))
-        numbers, words = begun[1], begun[2]
+    """What CANN says of one failure, over many lines, as one finding. Some of its lines do not name their rank."""
+    stories: list[_Story] = []
+    for passage in sorted(passages(lines, _CANN), key=lambda passage: passage.line):
+        story = next(
+            (
+                begun
+                for begun in reversed(stories[-_MOST_RANKS:])
+                if passage.line - begun.line <= _CANN_STORY
+                and (begun.rank == passage.rank or "" in (begun.rank, passage.rank))
+            ),
+            None,
+        )
+        if story is None:
+            story = _Story(passage.line, passage.rank, {}, {"family": "NPU"})
+            stories.append(story)
+        story.rank = story.rank or passage.rank
         text = passage.text[:400]
         if size := _CANN_SIZE.search(text):
-            numbers.setdefault("asked_bytes", int(size[1]))
+            story.numbers.setdefault("asked_bytes", int(size[1]))
         if device := _CANN_DEVICE.search(text):
-            numbers.setdefault("device", int(device[1]))
+            story.numbers.setdefault("device", int(device[1]))
         if resource := _CANN_RESOURCE.search(text):
-            words.setdefault("resource", resource[1])
+            story.words.setdefault("resource", resource[1])
         if operator := _CANN_OPERATOR.search(passage.before + text):
-            words.setdefault("operator", operator[1])
-    return found
+            story.words.setdefault("operator", operator[1])
+    return [Finding("npu_driver_oom", story.line, story.rank, story.numbers, story.words) for story in stories]
