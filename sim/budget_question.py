@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_shapes
 from hbmtwin.kernels.weights import check_tensor_parallel
-from hbmtwin.sim.engine_rules import EngineRules
+from hbmtwin.sim.engines import BatchRule, EngineRules, Ranks
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
 
 
@@ -37,6 +37,7 @@ class BudgetQuestion:
     layout: KVLayout
     """Of the KV of all layers on one rank; it tells over how many ranks each layer is split."""
     gpu_memory_utilization: float
+    """Or the engine's own fraction in its place (``rules.fraction_name``)."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -50,10 +51,20 @@ class BudgetQuestion:
     enable_expert_parallel: bool = False
     enforce_eager: bool = False
     num_speculative_tokens: int = 0
+    """Draft tokens that the target model verifies with each sequence; the draft model's own weights are not counted."""
     kv_cache_memory_bytes: int | None = None
     """Replaces the whole subtraction, as the engine's own option does."""
     num_gpu_blocks_override: int | None = None
+    batch_rule: BatchRule | None = None
+    """Set where ``max_num_batched_tokens`` was not given and follows from ``max_model_len``."""
     measured: Measured = Measured()
+
+    @property
+    def ranks(self) -> Ranks:
+        """Over how many ranks the model is split, and how."""
+        return Ranks(
+            self.layout.tensor_parallel_size, len(self.layers), self.data_parallel_size, self.enable_expert_parallel
+        )
 
     @property
     def stages(self) -> tuple[ModelShape, ...]:
@@ -79,16 +90,30 @@ class BudgetQuestion:
         """Of each stage."""
         return [self.pool.on_stage(own) for own in self.layers] if len(self.layers) > 1 else [self.pool]
 
+    def at_length(self, max_model_len: int) -> BudgetQuestion:
+        """The same start with another ``max_model_len``; the batch follows where the engine lets it."""
+        if self.batch_rule is None:
+            return replace(self, max_model_len=max_model_len)
+        tokens = self.batch_rule.tokens(max_model_len)
+        return replace(self, max_model_len=max_model_len, max_num_batched_tokens=tokens)
+
 
 def check_question(q: BudgetQuestion) -> None:
     """Raise ValueError for a number out of range, or a model that cannot be split so."""
     if not 0 < q.gpu_memory_utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {q.gpu_memory_utilization}")
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        raise ValueError(f"{q.rules.fraction_name} must be above 0 and at most 1, not {q.gpu_memory_utilization}")
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "data_parallel_size"):
         if getattr(q, name) < 1:
             raise ValueError(f"{name} must be at least 1, not {getattr(q, name)}")
-    if q.other_tenant_bytes < 0:
-        raise ValueError(f"other_tenant_bytes must be at least 0, not {q.other_tenant_bytes}")
-    if (q.measured.activation_bytes or 0) < 0:
-        raise ValueError(f"activation_bytes must be at least 0, not {q.measured.activation_bytes}")
-    check_tensor_parallel(q.model, q.layout.tensor_parallel_size)
+    for name in ("other_tenant_bytes", "num_speculative_tokens"):
+        if getattr(q, name) < 0:
+            raise ValueError(f"{name} must be at least 0, not {getattr(q, name)}")
+    for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
+        if (given := getattr(q, name)) is not None and given < 1:
+            raise ValueError(f"{name} must be at least 1, not {given}")
+    for name in ("weights_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes", "available_kv_bytes"):
+        if (given := getattr(q.measured, name)) is not None and given < 0:
+            raise ValueError(f"{name} must be at least 0, not {given}")
+    if (token := q.measured.kv_bytes_per_token) is not None and token < 1:
+        raise ValueError(f"kv_bytes_per_token must be at least 1, not {token}")
+    check_tensor_parallel(q.model, q.ranks.tensor, expert_ranks=q.ranks.of_whole_experts)

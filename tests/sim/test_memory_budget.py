@@ -174,7 +174,7 @@ def test_a_model_too_large_for_the_card_says_how_many_ranks_would_do() -> None:
     assert b.kv_bytes < 0
     assert b.num_blocks == 0
     assert b.reason.startswith("no memory is left for KV: weights 128.48 GiB")
-    assert b.reason.endswith("Any one of these would start: tensor_parallel_size 8")
+    assert "Any one of these would start: tensor_parallel_size 8" in b.reason
     assert budget(model("llama-2-70b"), tensor_parallel_size=8).fits
     assert not budget(model("llama-2-70b"), tensor_parallel_size=4).fits
 
@@ -204,7 +204,8 @@ def test_another_tenant_makes_the_start_fail_before_anything_is_loaded() -> None
 def test_a_smaller_profile_is_advised_where_it_helps() -> None:
     b = budget(max_num_batched_tokens=1 << 18)
     assert not b.fits
-    assert "max_num_batched_tokens 2048 with max_num_seqs 64" in b.reason
+    assert "max_num_batched_tokens 140544" in b.reason
+    assert budget(max_num_batched_tokens=140_544).fits
 
 
 def test_graphs_outside_the_utilisation_must_fit_in_what_it_leaves() -> None:

@@ -202,7 +202,7 @@ def test_a_stage_that_does_not_start_is_named_though_another_has_fewer_blocks() 
     b = budget(LLAMA_70B, pipeline_parallel_size=4)
     assert not b.fits
     assert b.reason.startswith("stage 0 of 4: no memory is left for KV: weights 32.36 GiB")
-    assert b.reason.endswith("Any one of these would start: tensor_parallel_size 2")
+    assert "Any one of these would start: tensor_parallel_size 2" in b.reason
     # Outside the utilisation: more layers have more graphs, and the fewest layers the fewest blocks only by their KV.
     late = budget(gpu_memory_utilization=0.99, pipeline_parallel_size=2)
     assert late.reason.startswith("stage 0 of 2: the graph pool (0.16 GiB) is captured outside the utilisation")
