@@ -72,8 +72,9 @@ def context_notes(preset: str | None, source: Source, longest_request: int) -> t
     of = f"the first {_LOOKED_AT}" if len(looked_at) == _LOOKED_AT else f"its {len(looked_at)}"
     return (
         f"{PRESET} = {preset!r}: {longer} of {of} requests {are} longer than max_model_len, {longest_request} (up "
-        f"to {looked_at[-1]} tokens), and {are} rejected, which ends their sessions: take a model of a longer context, or "
-        f"clip workload.prompt_tokens, first_prompt_tokens or session.turns. {_who_holds(looked_at, longest_request)}",
+        f"to {looked_at[-1]} tokens), and {are} rejected, which ends their sessions: take a model of a longer context, "
+        "or clip workload.prompt_tokens, first_prompt_tokens or session.turns. "
+        f"{_who_holds(looked_at, longest_request)}",
     )
 
 

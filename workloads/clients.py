@@ -28,6 +28,8 @@ from hbmtwin.workloads.records import Request, Status, WorkloadError
 _LEAST_CHUNK = 64
 _DRAWN = 8 * CHUNK
 """Sessions of all clients that are drawn ahead of their arrival, some 30 MiB."""
+_AHEAD_S = 2**60 / 1e9
+"""A quarter of what the clock holds: sessions of a client that seldom comes are drawn ahead for so long at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Clients:
         arrivals, said = self.clients[client].arrivals, self.clients[client].conversations
         seed = draws.bits(self.seed, Purpose.CLIENT, client, 0)
         chunk = min(max(_DRAWN // len(self.clients), _LEAST_CHUNK), CHUNK)
+        chunk = max(1, min(chunk, int(arrivals.request_rate * _AHEAD_S)))
         first = client * CLIENT_SESSIONS
         for times_ns in arrivals.times_ns(seed, self._num_prompts, chunk=chunk):  # a session has a turn at least
             sessions = np.arange(first, first + len(times_ns), dtype=np.int64)

@@ -76,6 +76,15 @@ def test_a_client_that_is_added_behind_moves_no_other() -> None:
         assert facts(two, tenant)[: len(found)] == found
 
 
+def test_a_client_that_comes_once_in_months_does_not_stop_the_others() -> None:
+    """Its next thousand sessions, drawn ahead, would be beyond the clock; none of them is asked for."""
+    alone, with_seldom = opened(HEAVY, num_prompts=2000), opened(HEAVY, client(1, 1e-7), num_prompts=2000)
+    assert with_seldom == alone
+    both = opened(client(0, 2e-7), client(1, 1e-7), num_prompts=90)
+    assert Counter(r.tenant for r in both)[1] == pytest.approx(30, abs=13)
+    assert both[-1].arrival_ns / 1e9 == pytest.approx(90 / 3e-7, rel=0.35)
+
+
 def test_other_lengths_of_a_client_move_nothing_else() -> None:
     longer = opened(client(0, 28.6, 999), BURSTY, RARE)
     for a, b in zip(opened(HEAVY, BURSTY, RARE), longer, strict=True):
