@@ -23,6 +23,8 @@ LABELS: Mapping[str, Phrase] = {
     "non-torch": Phrase("outside torch", "非 torch 显存"),
     "graphs": Phrase("graphs", "图捕获"),
     "late buffers": Phrase("late buffers", "后续通信缓冲"),
+    "run-time sampler": Phrase("sampler at run time", "运行时采样"),
+    "operators": Phrase("kept for operators", "算子工作区预留"),
     "KV cache": Phrase("KV cache", "KV 缓存"),
     "unplanned": Phrase("not planned", "未规划余量"),
 }

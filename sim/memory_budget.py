@@ -23,22 +23,7 @@ from hbmtwin.sim.engines import Account, Division, Estimate
 from hbmtwin.sim.engines.figures import exactly
 from hbmtwin.sim.layer_groups import BlockPool
 from hbmtwin.sim.objections import ON_STAGE, objection, warnings_of
-from hbmtwin.sim.phrases import Phrase, Said
-
-LINES = {
-    "other tenants": Phrase("other tenants", "其他进程"),
-    "context": Phrase("context", "运行时上下文"),
-    "weights": Phrase("weights", "模型权重"),
-    "activations": Phrase("activations", "激活峰值"),
-    "non-torch": Phrase("non-torch", "torch 之外（通信库等）"),
-    "graphs": Phrase("graphs", "图捕获"),
-    "late buffers": Phrase("late buffers", "后期缓冲区"),
-    "operators": Phrase("operators", "算子工作区（310P 预留）"),
-    "KV cache": Phrase("KV cache", "KV 缓存"),
-    "run-time sampler": Phrase("run-time sampler", "运行时采样"),
-    "unplanned": Phrase("unplanned", "未规划余量"),
-}
-"""What a line is called."""
+from hbmtwin.sim.phrases import Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +35,6 @@ class BudgetLine:
     low: int
     high: int
     source: str
-
-    @property
-    def name(self) -> Phrase:
-        """What it is called, in both languages."""
-        return LINES[self.item]
 
 
 @dataclass(frozen=True, slots=True)
