@@ -8,6 +8,7 @@ from hbmtwin.kernels.capability_use import (
     LATENTS,
     MAX_HEAD_DIM,
     NPU,
+    NPU_NO_FP8,
     NPU_ONLY,
     Row,
     apart,
@@ -40,8 +41,8 @@ CACHE = (
         "op-plugin: FIA with query_rope and key_rope",
     ),
     Row(
-        *("fp8_kv_npu", NPU, (), "kv_cache_dtype", True),
-        lambda use, kv: not use.on.fp8 and kv.startswith("fp8"),
+        *("fp8_kv_npu", NPU_NO_FP8, (), "kv_cache_dtype", True),
+        lambda use, kv: kv.startswith("fp8"),
         "{kv!r}: {chip} has no FP8; use one of {left}",
         "{kv!r}：{chip} 不支持 FP8；可用 {left}",
         "asc 8102: fp8 and fp8_e5m2 crash on a 910B2",

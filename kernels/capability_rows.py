@@ -15,7 +15,16 @@ of torch_npu's ops. Nothing here was run on an NPU: what a calibration measures 
 from __future__ import annotations
 
 from hbmtwin.kernels.capability_cache_rows import CACHE
-from hbmtwin.kernels.capability_use import BLOCK_ELEMENTS_310P, CUDA, MAX_QUERIES_PER_KV, NPU, Row
+from hbmtwin.kernels.capability_use import (
+    BLOCK_ELEMENTS_310P,
+    CUDA,
+    CUDA_NO_FP8,
+    MAX_QUERIES_PER_KV,
+    NO_BF16,
+    NPU,
+    NPU_NO_FP8,
+    Row,
+)
 
 ENGINES = (
     Row(
@@ -50,15 +59,15 @@ ENGINES = (
 
 DTYPES = (
     Row(
-        *("no_bf16", NPU, (), "dtype", True),
-        lambda use, kv: not use.on.bf16 and use.dtype == "bfloat16",
+        *("no_bf16", NO_BF16, (), "dtype", True),
+        lambda use, kv: use.dtype == "bfloat16",
         "{chip} does not compute in bfloat16; use --dtype float16",
         "{chip} 不支持 bfloat16 计算；请加 --dtype float16",
         "asc 9294 (910A); dtypes of the attention ops in op-plugin (310P: float16)",
     ),
     Row(
-        *("maybe_bf16", NPU, (), "dtype", False),
-        lambda use, kv: not use.on.bf16 and use.dtype == "auto" and use.model.dtype_bytes == 2,
+        *("maybe_bf16", NO_BF16, (), "dtype", False),
+        lambda use, kv: use.dtype == "auto" and use.model.dtype_bytes == 2,
         "{chip} does not compute in bfloat16, which most configs name: start with --dtype float16",
         "{chip} 不支持 bfloat16 计算，而多数模型的 config 写的正是它：启动时请加 --dtype float16",
         "asc 9294 (910A); dtypes of the attention ops in op-plugin (310P: float16)",
@@ -75,8 +84,8 @@ DTYPES = (
 
 WEIGHTS = (
     Row(
-        *("fp8_weights_npu", NPU, (), "quantization", True),
-        lambda use, kv: not use.on.fp8 and use.weights == "fp8",
+        *("fp8_weights_npu", NPU_NO_FP8, (), "quantization", True),
+        lambda use, kv: use.weights == "fp8",
         "{chip} does not compute in FP8; take a W8A8 (INT8) checkpoint of the model",
         "{chip} 不支持 FP8 计算；请换用该模型的 W8A8（INT8）权重",
         "asc 1526 (a maintainer: FP8 begins with A5), 3197, 14466",
@@ -89,8 +98,8 @@ WEIGHTS = (
         "asc 7131: gpt-oss in MXFP4 is refused, its bfloat16 copy runs",
     ),
     Row(
-        *("fp8_weights_ampere", CUDA, (), "quantization", False),
-        lambda use, kv: not use.on.fp8 and use.weights == "fp8",
+        *("fp8_weights_ampere", CUDA_NO_FP8, (), "quantization", False),
+        lambda use, kv: use.weights == "fp8",
         "{chip} does not compute in FP8: weights stay FP8 in memory and are widened in the product (Marlin); that "
         "saves memory, and takes the time of 16 bits",
         "{chip} 没有 FP8 计算单元：权重以 FP8 存放，计算时由 Marlin 反量化；省显存，速度与 16 位相当",
@@ -138,9 +147,9 @@ SHAPES = (
     Row(
         *("head_dim_310p", ("310p",), ("vllm", "vllm-ascend"), "model", True),
         lambda use, kv: not use.latent and use.kernel_block * use.model.head_dim > BLOCK_ELEMENTS_310P,
-        "head_dim {head_dim}: a block of {kernel_block} tokens has more than the {block_elements} elements a head that "
+        "head_dim {head_dim}: even a block of 64 tokens has more than the {block_elements} elements a head that "
         "the kernel of 310P takes",
-        "head_dim 为 {head_dim}：{kernel_block} 个 token 的 block 每头元素数超过 310P 内核上限 {block_elements}",
+        "head_dim 为 {head_dim}：即使 64 个 token 的 block 每头元素数超过 310P 内核上限 {block_elements}",
         "asc 182b75e: block size times head dim at most 16,384",
     ),
     Row(

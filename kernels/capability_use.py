@@ -25,9 +25,6 @@ FIA, IFA = "npu_fused_infer_attention_score", "npu_incre_flash_attention"
 WeightFormat = Literal["16bit", "fp8", "int8", "int4", "fp4"]
 Setting = Literal["engine", "dtype", "quantization", "kv_cache_dtype", "block_size", "model"]
 
-NPU = ("910a", "310p", "a2", "a3")
-CUDA = ("ampere", "ada", "hopper")
-
 SIXTEEN_BIT = ("auto", "float16", "bfloat16")
 NPU_ONLY = ("int8", "int8_per_token", "int4", "int4_per_token")
 """Dtypes of the cache that only ops of the NPU have."""
@@ -77,6 +74,12 @@ FAMILIES: dict[str, Family] = {
     "hopper": Family("nvidia", "NVIDIA Hopper", True, True, (16,), "FlashAttention 3", _VLLM),
 }
 """By the name that a device of the catalog gives as its ``family``."""
+
+NPU = tuple(name for name, family in FAMILIES.items() if family.vendor == "ascend")
+CUDA = tuple(name for name, family in FAMILIES.items() if family.vendor == "nvidia")
+NO_BF16 = tuple(name for name, family in FAMILIES.items() if not family.bf16)
+NPU_NO_FP8 = tuple(name for name in NPU if not FAMILIES[name].fp8)
+CUDA_NO_FP8 = tuple(name for name in CUDA if not FAMILIES[name].fp8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

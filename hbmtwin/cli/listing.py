@@ -20,6 +20,7 @@ from hbmtwin.api import (
     WorkloadPreset,
     device,
     device_allocators,
+    device_figures,
     devices,
     hugging_face_ids,
     kv_layout,
@@ -36,6 +37,11 @@ from hbmtwin.api import (
 def list_devices() -> dict[str, dict[str, Any]]:
     """Every device, with the source of each of its numbers."""
     return {name: asdict(device(name)) for name in devices()}
+
+
+def list_device_figures() -> dict[str, dict[str, dict[str, Any]]]:
+    """Every figure of every device: value, range, how far to trust it, and where it comes from."""
+    return {name: {key: figure._asdict() for key, figure in device_figures(name).items()} for name in devices()}
 
 
 def list_models() -> dict[str, dict[str, Any]]:

@@ -54,12 +54,27 @@ def init(
     return OK
 
 
-def catalog(part: Annotated[Part | None, typer.Argument()] = None, json_: Json = False) -> int:
+def catalog(
+    part: Annotated[Part | None, typer.Argument()] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Of devices: every figure, with its range, confidence and source.")
+    ] = False,
+    json_: Json = False,
+) -> int:
     """List devices, models, policies and workloads."""
-    from hbmtwin.cli import listing, tables
+    from hbmtwin.cli import device_tables, listing, tables
 
+    if all_:
+        if part is not Part.DEVICES:
+            raise UsageError("--all lists the figures of devices: use hbmtwin catalog devices --all")
+        figures = listing.list_device_figures()
+        if json_:
+            print(json_text(figures))
+        else:
+            device_tables.print_device_figures(stdout(), figures)
+        return OK
     verbs: dict[Part, tuple[Callable[[], Any], Callable[[Console, Any], None]]] = {
-        Part.DEVICES: (listing.list_devices, tables.print_devices),
+        Part.DEVICES: (listing.list_devices, device_tables.print_devices),
         Part.MODELS: (listing.list_models, tables.print_models),
         Part.POLICIES: (listing.list_policies, tables.print_policies),
         Part.WORKLOADS: (listing.list_workloads, tables.print_workloads),

@@ -298,23 +298,6 @@ def _percentiles(values: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {seconds_text(value)}" for name, value in values.items())
 
 
-def print_devices(console: Console, devices: Mapping[str, Mapping[str, Any]]) -> None:
-    """The devices of the catalog."""
-    header = ("device", "vendor", "memory\n(GiB)", "bandwidth\n(GB/s)", "dense FP16\n(TFLOP/s)", "KV\nblock")
-    cells = [
-        (
-            name,
-            d["vendor"],
-            f"{d['memory_bytes'] / GIB:.2f}",
-            f"{d['memory_bandwidth_bytes_per_s'] / 1e9:,.0f}",
-            f"{d['peak_flops_per_s'] / 1e12:,.0f}",
-            str(d["default_block_size"]),
-        )
-        for name, d in devices.items()
-    ]
-    print_table(console, header, cells)
-
-
 def print_models(console: Console, models: Mapping[str, Mapping[str, Any]]) -> None:
     """The models of the catalog; KV and weights of one rank that holds all of it."""
     header = (

@@ -88,7 +88,11 @@ def device_figures(name: str) -> dict[str, Figure]:
 
 
 def _plain(name: str) -> str:
-    return name.strip().lower().removeprefix("nvidia ").removeprefix("ascend-").replace("_", "-").replace(" ", "-")
+    """A name without its vendor, so that those of the catalog, of torch and of the vendors' tools are one."""
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    for vendor in ("nvidia-", "geforce-", "ascend-", "ascend"):
+        plain = plain.removeprefix(vendor)
+    return plain
 
 
 @cache
