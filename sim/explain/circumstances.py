@@ -65,7 +65,8 @@ _FAILED_START = re.compile(
 _ALLOC_CONF = re.compile(
     r"^\W{0,4}(?:export |ENV |-e )?(PYTORCH_(?:(?:CUDA|HIP|NPU|XPU)_)?ALLOC_CONF)\W{1,4}([A-Za-z_0-9:,.\[\]>]{1,300})"
 )
-_NUMBER = re.compile(r"(HCCL_BUFFSIZE|TASK_QUEUE_ENABLE)[\"']?\s{0,2}[=:]\s{0,2}[\"']?(\d{1,9})(?!\d)")
+_NUMBER = re.compile(r"(?<!variable )(HCCL_BUFFSIZE|TASK_QUEUE_ENABLE)[\"']?\s{0,2}[=:]\s{0,2}[\"']?(\d{1,9})(?![\d.])")
+"""Not torch_npu's hint to set the environment variable TASK_QUEUE_ENABLE=1, which ends in a full stop."""
 
 
 def read(lines: Sequence[Line]) -> list[Finding]:

@@ -50,6 +50,7 @@ def test_settings() -> None:
         "export PYTORCH_NPU_ALLOC_CONF=expandable_segments:True\n"
         "try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation\n"
         "HCCL_BUFFSIZE=1200\nTASK_QUEUE_ENABLE: 2\n"
+        "take a try to set the environment variable TASK_QUEUE_ENABLE=1.\nTASK_QUEUE_ENABLE=1.\n"
     )
     found = circumstances.read(lines(text))
     assert [(finding.line, dict(finding.words)) for finding in found if finding.words] == [
