@@ -97,7 +97,7 @@ class Experts:
     """Of the shared experts together, which every token passes; 0: there are none."""
     shared_gate: bool = False
     """Whether a gate of its own weighs the shared expert (Qwen2-MoE)."""
-    dense_layers: frozenset[int] = frozenset()
+    dense_layers: tuple[int, ...] = ()
     """Layers of the whole model that have an MLP of the model's ``intermediate_size`` instead."""
     router_dtype_bytes: int = 0
     """Of the router's weights; 0: as the model's."""

@@ -9,6 +9,8 @@
                                                                               qwen2_moe only     mlp_only_layers
     deepseek, deepseek_v2, v3,  n_routed_experts    moe_intermediate_size   n_shared_experts   first_k_dense_replace,
       kimi_k2, glm4_moe, dots1                                                of that size       moe_layer_freq
+    hunyuan, hunyuan_v1_moe     num_experts         moe_intermediate_size   num_shared_expert  none
+                                                                              of the MLP's
 
 Rules and defaults are those of Hugging Face's configuration classes and of vLLM's models of these types. Other types
 with experts are refused by name: their layers may hold more than these words say.
@@ -26,7 +28,8 @@ from hbmtwin.sim.catalog.sizes import size
 PLAIN = frozenset({"granitemoe", "minimax_m2", "mixtral", "olmoe"})
 QWEN = frozenset({"qwen2_moe", "qwen3_moe"})
 DEEPSEEK = frozenset({"deepseek", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "kimi_k2"})
-KINDS = PLAIN | QWEN | DEEPSEEK
+HUNYUAN = frozenset({"hunyuan", "hunyuan_v1_moe"})
+KINDS = PLAIN | QWEN | DEEPSEEK | HUNYUAN
 """Model types whose experts are read here."""
 FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "moe_intermediate_size")
 """Words by which a config tells that it has experts."""
@@ -48,11 +51,14 @@ def experts_of(config: Mapping[str, Any], where: str, num_layers: int) -> Expert
             f"{', '.join(sorted(KINDS))} are"
         )
     try:
-        return (_plain if kind in PLAIN else _qwen if kind in QWEN else _deepseek)(config, kind, where, num_layers)
+        for kinds, read in ((PLAIN, _plain), (QWEN, _qwen), (DEEPSEEK, _deepseek), (HUNYUAN, _hunyuan)):
+            if kind in kinds:
+                return read(config, kind, where, num_layers)
     except CatalogError:
         raise
     except ValueError as error:  # sizes that do not go together
         raise CatalogError(f"{where}: {error}") from None
+    raise AssertionError(f"no reader of {kind}")
 
 
 def _plain(config: Mapping[str, Any], kind: str, where: str, _: int) -> Experts:
@@ -78,7 +84,7 @@ def _qwen(config: Mapping[str, Any], kind: str, where: str, num_layers: int) -> 
         intermediate_size=size(config, "moe_intermediate_size", where),
         shared_intermediate_size=shared,
         shared_gate=shared > 0,
-        dense_layers=frozenset(i for i in range(num_layers) if i in only_mlp or (i + 1) % step),
+        dense_layers=tuple(i for i in range(num_layers) if i in only_mlp or (i + 1) % step),
     )
 
 
@@ -91,7 +97,32 @@ def _deepseek(config: Mapping[str, Any], kind: str, where: str, num_layers: int)
         experts_per_token=size(config, "num_experts_per_tok", where),
         intermediate_size=one,
         shared_intermediate_size=size(config, "n_shared_experts", where, default=0, low=0) * one,
-        dense_layers=frozenset(i for i in range(num_layers) if i < first or i % every),
+        dense_layers=tuple(i for i in range(num_layers) if i < first or i % every),
         router_dtype_bytes=4 if kind in FP32_ROUTER else 0,
         correction_bias=kind in CORRECTED or config.get("topk_method") == "noaux_tc",
     )
+
+
+def _hunyuan(config: Mapping[str, Any], _: str, where: str, num_layers: int) -> Experts:
+    alike = {key: _alike(config, key, where, num_layers) for key in ("moe_intermediate_size", "moe_topk")}
+    shared = _alike(config, "num_shared_expert", where, num_layers)
+    return Experts(
+        num_experts=size(config, "num_experts", where),
+        experts_per_token=size(alike, "moe_topk", where),
+        intermediate_size=size(alike, "moe_intermediate_size", where),
+        shared_intermediate_size=(
+            size({"num_shared_expert": shared}, "num_shared_expert", where) * size(config, "intermediate_size", where)
+            if config.get("use_mixed_mlp_moe", shared is not None)
+            else 0
+        ),
+    )
+
+
+def _alike(config: Mapping[str, Any], key: str, where: str, num_layers: int) -> Any:
+    """The value of all layers, where a list has one for each."""
+    value = config.get(key)
+    if not isinstance(value, list):
+        return value
+    if len(value) != num_layers or any(one != value[0] for one in value):
+        raise CatalogError(f"{where}: {key} must be one number, or a list of {num_layers} times the same")
+    return value[0]

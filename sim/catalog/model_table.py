@@ -1,4 +1,4 @@
-"""Models of the catalog (``models.toml``), and any dense decoder whose ``config.json`` lies on disk.
+"""Models of the catalog (``models.toml``), and any decoder whose ``config.json`` lies on disk.
 
 A name may be said in three ways, looked for in this order, as vLLM prefers what is on disk to the hub::
 
@@ -57,9 +57,8 @@ def model(name_or_path: str) -> ModelShape:
     read or describes a model that is not computed yet.
     """
     name = model_name(name_or_path)
-    table = _table()
-    if name in table:
-        return table[name]
+    if name in _entries():
+        return _shape(name)
     path = Path(name_or_path)
     if os.path.isdir(path):  # unlike Path's, these take any name for one that may not be there
         path = path / "config.json"
@@ -68,15 +67,18 @@ def model(name_or_path: str) -> ModelShape:
     if path.suffix == ".json":
         raise CatalogError(f"model {name_or_path}: no such file")
     raise CatalogError(
-        f"unknown model {name_or_path!r}: {_nearest(name_or_path)}The catalog has {', '.join(models())}. Any Hugging "
-        "Face model works from disk: give the path of its config.json (nothing is downloaded)"
+        f"unknown model {name_or_path!r}: {_nearest(name_or_path)}The catalog has {len(models())} (`hbmtwin catalog "
+        "models` lists them). Any Hugging Face model works from disk: give the path of its config.json (nothing is "
+        "downloaded)"
     )
 
 
 def _nearest(name: str) -> str:
-    """The nearest names of both kinds, as a question; empty if none is near."""
+    """The nearest names of both kinds, first those that begin so, as a question; empty if none is near."""
     small = name.lower().replace("_", "-")
-    near = get_close_matches(small.rpartition("/")[2], models(), n=1, cutoff=0.5)
+    last = small.rpartition("/")[2]
+    near = [own for own in models() if len(last) > 2 and own.startswith(last)][:2]
+    near = near or get_close_matches(last, models(), n=1, cutoff=0.5)
     repositories = {id.lower(): id for own in models() for id in hugging_face_ids(own)}
     near += [repositories[id] for id in get_close_matches(small, repositories, n=1, cutoff=0.7)]
     return f"did you mean {' or '.join(map(repr, near))}? " if near else ""
@@ -94,8 +96,6 @@ def _repositories() -> Mapping[str, str]:
 
 
 @cache
-def _table() -> dict[str, ModelShape]:
-    return {
-        name: shape_of(entry, name=name, where=f"models.toml, {name}", source=entry["source"])
-        for name, entry in _entries().items()
-    }
+def _shape(name: str) -> ModelShape:
+    entry = _entries()[name]
+    return shape_of(entry, name=name, where=f"models.toml, {name}", source=entry["source"])

