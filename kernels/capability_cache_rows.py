@@ -136,7 +136,8 @@ CACHE = (
         "auto or int8_per_token_head",
         "{chip} 上 head_dim 为 {head_dim} 时用 {kv!r}：那里只有 FlashInfer 支持 FP8，且 head_dim 须为 {flashinfer}；"
         "请改用 auto 或 int8_per_token_head",
-        "vLLM 0.27.1, v1/attention/backends: flash_attn.py (FP8 with FA3 only), triton_attn.py (8.9), flashinfer.py",
+        "vLLM 0.27.1, v1/attention/backends: flash_attn.py (FP8 with FA3 only), triton_attn.py (8.9), flashinfer.py; "
+        "head_dim 512 came with FlashInfer's pull request 5044, 2026-09",
     ),
     Row(
         *("fp8_kv_ampere", ("ampere",), ("vllm",), "kv_cache_dtype", False),
@@ -144,7 +145,8 @@ CACHE = (
         "{kv!r} on {chip}: FlashInfer reads it, in software, not FlashAttention; vLLM 0.11 took Triton there and did "
         "not start",
         "{chip} 上用 {kv!r}：由 FlashInfer 以软件方式读取，而非 FlashAttention；vLLM 0.11 会选 Triton 而启动失败",
-        "vLLM 0.27.1, v1/attention/backends/flashinfer.py (8.0 and up); vllm 26431: 0.11 fails on an RTX 3090",
+        "vLLM 0.27.1, v1/attention/backends/flashinfer.py (8.0 and up); FlashInfer's pull request 5044, on an A100; "
+        "vllm 26431: 0.11 fails on an RTX 3090",
     ),
     Row(
         *("npu_dtype_notes_cuda", CUDA, (), "kv_cache_dtype", False),

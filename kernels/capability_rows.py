@@ -63,14 +63,14 @@ DTYPES = (
         lambda use, kv: use.dtype == "bfloat16",
         "{chip} does not compute in bfloat16; use --dtype float16",
         "{chip} 不支持 bfloat16 计算；请加 --dtype float16",
-        "asc 9294 (910A); dtypes of the attention ops in op-plugin (310P: float16)",
+        "asc 9294 (910A); 310P: aclnnCast takes no bfloat16, LlamaFactory issue 7522, and its attention ops float16",
     ),
     Row(
         *("maybe_bf16", NO_BF16, (), "dtype", False),
         lambda use, kv: use.dtype == "auto" and use.model.dtype_bytes == 2,
         "{chip} does not compute in bfloat16, which most configs name: start with --dtype float16",
         "{chip} 不支持 bfloat16 计算，而多数模型的 config 写的正是它：启动时请加 --dtype float16",
-        "asc 9294 (910A); dtypes of the attention ops in op-plugin (310P: float16)",
+        "asc 9294 (910A); 310P: aclnnCast takes no bfloat16, LlamaFactory issue 7522, and its attention ops float16",
     ),
     Row(
         *("w8a8_float16", ("a2", "a3"), ("vllm-ascend",), "dtype", False),

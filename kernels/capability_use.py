@@ -37,7 +37,8 @@ MAX_HEAD_DIM = 512
 LATENTS = ((512, 64), (128, 64))
 """FIA: (latent, rotary) elements of the MLA caches that it reads."""
 MAX_QUERIES_PER_KV = 64
-FLASHINFER_HEAD_DIMS = (64, 128, 256, 512)
+FLASHINFER_HEAD_DIMS = (64, 128, 256)
+"""That its FP8 kernels for compute capability 8 take in the release that vLLM 0.27 pins."""
 BLOCK_ELEMENTS_310P = 16_384
 """Of one head in one block that the kernel of 310P takes."""
 

@@ -106,7 +106,10 @@ CASES: list[tuple[str, ModelShape, dict[str, Any], list[str]]] = [
     ),
     ("ampere", MODEL, {"engine": "vllm", "kv_cache_dtype": "fp8_per_token_head"}, ["fp8_head_ampere"]),
     ("ampere", MODEL, {"engine": "vllm", "kv_cache_dtype": "int8_per_token_head"}, []),
-    ("ampere", replace(MODEL, head_dim=96), {"engine": "vllm", "kv_cache_dtype": "fp8"}, ["fp8_head_dim_ampere"]),
+    *(
+        ("ampere", replace(MODEL, head_dim=size), {"engine": "vllm", "kv_cache_dtype": "fp8"}, ["fp8_head_dim_ampere"])
+        for size in (96, 512)
+    ),
     ("ampere", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8"}, ["fp8_latent_ampere"]),
     ("hopper", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8"}, []),
     ("hopper", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8_e5m2"}, ["e5m2_latent_cuda"]),
