@@ -15,7 +15,7 @@ from hbmtwin.sim.memory_budget import MemoryBudget
 from hbmtwin.sim.objections import objection
 from hbmtwin.sim.phrases import Said
 
-REMAINDERS = ("KV cache", "unplanned")
+REMAINDERS = ("KV cache", "operators", "unplanned")
 """Lines that are large when the others are small."""
 
 
@@ -42,12 +42,15 @@ def _at(b: MemoryBudget, held: str, rest: str) -> MemoryBudget:
     lines = tuple(replace(line, bytes=end) for line, end in zip(b.lines, ends, strict=True))
     sizes = {line.item: line.bytes for line in lines}
     kv = sizes["KV cache"]
+    blocks = b.num_blocks if kv == b.kv_bytes else max(0, kv) // b.block_bytes
     return replace(
         b,
         lines=lines,
         kv_bytes=kv,
-        num_blocks=b.num_blocks if kv == b.kv_bytes else max(0, kv) // b.block_bytes,
+        num_blocks=blocks,
+        kv_tokens=blocks * b.max_model_len // b.request_blocks,
         context_bytes=sizes["context"],
         graph_bytes=sizes["graphs"],
         late_bytes=sizes.get("late buffers", 0),
+        activation_bytes=sizes["activations"],
     )

@@ -29,6 +29,7 @@ from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.engines import EngineArgs, rules_for, settings_of
 from hbmtwin.sim.fit_kernels import METHODS, findings_of, smaller_kv, smaller_weights
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
@@ -44,6 +45,8 @@ SET = Phrase("{name} {value}", "{name} {value}")
 ALONE = Phrase("the device to itself", "独占该设备（其他进程退出）")
 NO_DRAFTS = Phrase("no speculative tokens", "关闭投机解码")
 QUANTISED = Phrase("quantization {value}: weights in {bits} bits", "quantization {value}：权重量化为 {bits} 比特")
+CHUNKED = Phrase("enable_chunked_prefill: prompts in chunks", "enable_chunked_prefill：分块预填充")
+EXPERTS = Phrase("enable_expert_parallel: whole experts on each rank", "enable_expert_parallel：专家并行")
 ON_DEVICE = Phrase("device {value}", "换用设备 {value}")
 EAGER = Phrase("enforce_eager: no graphs", "enforce_eager：不捕获图")
 NO_KEY = ("quantization", "enforce_eager", "num_speculative_tokens", "num_gpu_blocks_override")
@@ -139,7 +142,7 @@ def _utilization(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     near = [value for step in range(1, 100) for value in (math.floor(now) + step, math.ceil(now) - step)]
     for hundredths in sorted((value for value in near if 0 < value <= max(safe, now)), key=lambda value: value > safe):
         value = hundredths / 100
-        yield _set("gpu_memory_utilization", value, replace(q, gpu_memory_utilization=value))
+        yield _set(q.rules.fraction_name, value, replace(q, gpu_memory_utilization=value))
 
 
 def _tenants(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
@@ -164,9 +167,25 @@ def _overrides(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
         yield _set("kv_cache_memory_bytes", size, replace(q, kv_cache_memory_bytes=size))
 
 
+def _chunked(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    """Prompts in chunks, where they are computed whole and so profiled whole."""
+    if q.batch_rule is not None:
+        said = EngineArgs(
+            max_model_len=q.max_model_len,
+            max_num_seqs=q.max_num_seqs,
+            block_size=q.block_size,
+            enable_chunked_prefill=True,
+            tensor_parallel_size=q.ranks.tensor,
+            pipeline_parallel_size=q.ranks.pipeline,
+        )
+        tokens = settings_of(q.rules, q.model, q.device, said).max_num_batched_tokens
+        settings = {"enable_chunked_prefill": True}
+        yield Said.of(CHUNKED), settings, replace(q, max_num_batched_tokens=tokens, batch_rule=None)
+
+
 def _batched_tokens(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     low, high = max(LEAST_BATCHED_TOKENS, q.max_num_seqs), q.max_num_batched_tokens - 1
-    if low > high:
+    if low > high or q.batch_rule is not None:  # whole prompts: a batch is no shorter than the longest
         return
     found = _largest(low, high, lambda n: starts(replace(q, max_num_batched_tokens=n)))
     tokens = max(low, found // 64 * 64)
@@ -180,7 +199,7 @@ def _seqs(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
 
 
 def _eager(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
-    if not q.enforce_eager:
+    if not q.enforce_eager and q.rules.capture_sizes:
         yield Said.of(EAGER), {"enforce_eager": True}, replace(q, enforce_eager=True)
 
 
@@ -192,8 +211,15 @@ def _drafts(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
 def _length(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     high = min(q.max_model_len - 1, q.model.max_position_embeddings)
     if high >= 1:
-        length = _largest(1, high, lambda n: starts(replace(q, max_model_len=n)))
-        yield _set("max_model_len", length, replace(q, max_model_len=length))
+        length = _largest(1, high, lambda n: starts(q.at_length(n)))
+        yield _set("max_model_len", length, q.at_length(length))
+
+
+def _longer(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    """Where longer prompts are cut, and whole ones are not: then the profiled batch is smaller."""
+    if q.batch_rule is not None and q.max_model_len <= q.batch_rule.whole_up_to < q.model.max_position_embeddings:
+        length = q.batch_rule.whole_up_to + 1
+        yield _set("max_model_len", length, q.at_length(length))
 
 
 def _kv_dtype(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
@@ -215,8 +241,16 @@ def _quantization(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
 
 def _tensor_parallel(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     for tp in sorted(q.device.allreduce_ns or (2, 4, 8)):
-        if tp > q.layout.tensor_parallel_size and can_split(q.model, tp):
+        expert_ranks = q.ranks._replace(tensor=tp).of_whole_experts
+        if tp > q.ranks.tensor and can_split(q.model, tp, expert_ranks=expert_ranks):
             yield _set("tensor_parallel_size", tp, replace(q, layout=replace(q.layout, tensor_parallel_size=tp)))
+
+
+def _experts(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
+    if q.model.experts is not None and q.ranks.of_experts > 1 and not q.enable_expert_parallel:
+        other = replace(q, enable_expert_parallel=True)
+        if can_split(q.model, q.ranks.tensor, expert_ranks=other.ranks.of_whole_experts):
+            yield Said.of(EXPERTS), {"enable_expert_parallel": True}, other
 
 
 def _pipeline(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
@@ -235,8 +269,15 @@ def _device(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     larger = [d for d in map(catalog.device, catalog.devices()) if d.memory_bytes > q.device.memory_bytes]
     for device in sorted(larger, key=lambda d: (d.family != q.device.family, d.memory_bytes, d.name)):
         own_size = q.block_size == q.device.default_block_size
-        other = replace(q, device=device, block_size=device.default_block_size if own_size else q.block_size)
-        if device.vendor == q.device.vendor and not any(f.refused for f in findings_of(other)):
+        if device.vendor != q.device.vendor:
+            continue
+        other = replace(
+            q,
+            device=device,
+            rules=rules_for(device, q.rules.engine, q.rules.version),
+            block_size=device.default_block_size if own_size else q.block_size,
+        )
+        if not any(f.refused for f in findings_of(other)):
             yield Said.of(ON_DEVICE, value=device.name), {"device": device.name}, other
 
 
@@ -256,6 +297,8 @@ SEARCHES: tuple[tuple[str, Search], ...] = (
     ("other_tenant_bytes", _tenants),
     ("block_size", _block_size),
     ("num_gpu_blocks_override", _overrides),
+    ("enable_chunked_prefill", _chunked),
+    ("max_model_len", _longer),
     ("max_num_batched_tokens", _batched_tokens),
     ("max_num_seqs", _seqs),
     ("enforce_eager", _eager),
@@ -264,6 +307,7 @@ SEARCHES: tuple[tuple[str, Search], ...] = (
     ("kv_cache_dtype", _kv_dtype),
     ("quantization", _quantization),
     ("tensor_parallel_size", _tensor_parallel),
+    ("enable_expert_parallel", _experts),
     ("pipeline_parallel_size", _pipeline),
     ("device", _device),
 )

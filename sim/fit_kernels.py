@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 
 from hbmtwin.kernels.capabilities import CapabilityFinding, capability_findings
-from hbmtwin.kernels.records import Quantization
+from hbmtwin.kernels.records import ModelShape, Quantization
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim.budget_question import BudgetQuestion
 from hbmtwin.sim.phrases import Phrase, Said
@@ -36,17 +37,18 @@ def findings_of(
     v_dtype: str | None = None,
     enable_prefix_caching: bool = True,
     enable_chunked_prefill: bool = True,
+    block_size: int | None = None,
 ) -> tuple[CapabilityFinding, ...]:
     """What is known of running *q* with that cache."""
     return capability_findings(
         q.device,
         q.model,
-        engine=engine_of(q),
+        engine=q.rules.engine,
         kv_cache_dtype=kv_cache_dtype,
         v_dtype=v_dtype,
         enable_prefix_caching=enable_prefix_caching,
         enable_chunked_prefill=enable_chunked_prefill,
-        block_size=q.block_size,
+        block_size=block_size or q.block_size,
     )
 
 
@@ -56,9 +58,26 @@ def said(finding: CapabilityFinding) -> Said:
     return Said.of(FINDING, setting=finding.setting, text=Said(Phrase(*texts)))
 
 
-def engine_of(q: BudgetQuestion) -> str:
-    """The engine as ``--engine`` calls it."""
-    return "vllm-ascend" if q.device.vendor == "ascend" else "vllm"
+def quantised(model: ModelShape, method: str | None) -> ModelShape:
+    """*model* as it is loaded with ``quantization = method``; None: as its config says.
+
+    Raise ValueError for a method that is not known, or another than the checkpoint's.
+    """
+    if method is None:
+        return model
+    if model.quantization is not None:
+        own = model.quantization.method
+        if method != own:
+            raise ValueError(f"--quantization: the weights of {model.name} are {own!r}; leave it out")
+        return model
+    if method not in METHODS:
+        near = get_close_matches(method, METHODS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"--quantization: {method!r} of a model whose config names none is not known; {hint}known are "
+            f"{', '.join(METHODS)}; or give the config.json of the quantised model"
+        )
+    return replace(model, quantization=METHODS[method])
 
 
 def smaller_kv(q: BudgetQuestion) -> Iterator[str]:

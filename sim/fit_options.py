@@ -97,6 +97,15 @@ AT_LEAST_ZERO = frozenset(
     }
 )
 SHARES = frozenset({"gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"})
+ENGINES_OF = {
+    "gpu_memory_utilization": ("vllm", "vllm-ascend", "mindie"),
+    "mem_fraction_static": ("sglang",),
+    "free_gpu_memory_fraction": ("tensorrt-llm",),
+    "npu_mem_size": ("mindie",),
+    "kv_cache_memory_bytes": ("vllm", "vllm-ascend"),
+    "num_gpu_blocks_override": ("vllm", "vllm-ascend"),
+}
+"""Options that some engines have only. MindIE's NPU_MEMORY_FRACTION goes by vLLM's name."""
 LARGEST = 2**44
 """16 TiB, or as many tokens: beyond any device, and a slip of the unit lies there."""
 

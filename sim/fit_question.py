@@ -20,8 +20,10 @@ from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.catalog.errors import CatalogError
-from hbmtwin.sim.engine_rules import EngineRules, rules_for
-from hbmtwin.sim.fit_options import AUTO_LENGTH, Argument, FitError, check_options, flag
+from hbmtwin.sim.engines import GIB, EngineArgs, EngineRules, Settings, engine_rules, rules_for, settings_of
+from hbmtwin.sim.engines.figures import NOTHING
+from hbmtwin.sim.fit_kernels import quantised
+from hbmtwin.sim.fit_options import AUTO_LENGTH, ENGINES_OF, Argument, FitError, check_options, flag
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import budget_of
 
@@ -39,10 +41,12 @@ class Asked:
     arguments: tuple[Argument, ...]
     built_in: bool = False
     """Nothing was said of model or device, so the built-in ones stand."""
+    auto_length: bool = False
+    """``max_model_len`` is as long as fits."""
 
     def kernel_settings(self) -> dict[str, Any]:
         """What the capability table is asked about that the budget has no word for."""
-        names = ("kv_cache_dtype", "v_dtype", "enable_prefix_caching", "enable_chunked_prefill")
+        names = ("kv_cache_dtype", "v_dtype", "enable_prefix_caching", "enable_chunked_prefill", "block_size")
         return {a.name: a.value for a in self.arguments if a.name in names}
 
 
@@ -81,30 +85,27 @@ class _Resolver:
         if built_in:
             self._told = {**{name: (value, "default") for name, value in BUILT_IN.items()}, **self._told}
         self._name_what_is_missing()
-        device = self._device()
-        rules = self._rules(device)
-        length = self._take("max_model_len")
-        model = self._model(length)
-        positions = model.max_position_embeddings
-        if length is None:
-            length = positions if self._has("model") else AUTO_LENGTH
-            self._used["max_model_len"] = Argument("max_model_len", length, "default")
-        question = self._question(model, device, rules, positions if length == AUTO_LENGTH else length)
-        if length == AUTO_LENGTH:
+        device, rules = self._device_and_rules()
+        self._check_engine(rules.engine)
+        model = self._model()
+        question = self._question(model, device, rules)
+        length = self._used["max_model_len"]
+        auto = length.value == AUTO_LENGTH or not (self._has("model") or self._has("max_model_len"))
+        if auto:
             question = longest(question)
-            given = self._used["max_model_len"]
-            self._used["max_model_len"] = given._replace(value=question.max_model_len)
-        return Asked(question, tuple(self._used.values()), built_in)
+            self._used["max_model_len"] = length._replace(value=question.max_model_len)
+        return Asked(question, tuple(self._used.values()), built_in, auto)
 
     def _name_what_is_missing(self) -> None:
         """Raise FitError with all that is needed beside what was given."""
-        blocks = self._has("num_gpu_blocks_override")
-        room = blocks or self._has("available_kv_bytes") or self._has("kv_cache_memory_bytes")
+        room = any(self._has(name) for name in _ROOM)
         missing = []
         if not self._has("model"):
             if not self._has("kv_bytes_per_token") and not self._has(*_SIZES):
                 missing.append("--model, or --kv-bytes-per-token, or --num-layers with --num-kv-heads and --head-dim")
             needs = [flag(name) for name in ("weights_bytes", "activation_bytes") if not self._has(name)]
+            if not (self._has("graph_bytes") or self._has("enforce_eager")):
+                needs.append(f"{flag('graph_bytes')} or {flag('enforce_eager')}")
             if not room and needs:
                 missing.append(f"--available-kv-bytes, or --model, or {' with '.join(needs)}")
         if not self._has("device") and not room and not self._has("total_memory_bytes"):
@@ -112,54 +113,83 @@ class _Resolver:
         if missing:
             raise FitError("not enough is known to say whether it starts; still missing: " + "; and ".join(missing))
 
-    def _device(self) -> DeviceSpec:
-        total = self._take("total_memory_bytes")
-        device = self._take("device")
-        if device is None:
-            return _unknown_device(total or 0, ascend=self._told.get("engine", ("",))[0] in ("vllm-ascend", "mindie"))
-        known = device if isinstance(device, DeviceSpec) else catalog.device(device)
-        return known if total is None else replace(known, memory_bytes=total)
-
-    def _rules(self, device: DeviceSpec) -> EngineRules:
+    def _device_and_rules(self) -> tuple[DeviceSpec, EngineRules]:
+        total, device = self._take("total_memory_bytes"), self._take("device")
+        engine, version = self._take("engine"), self._take("engine_version")
         try:
-            return rules_for(device)
+            if device is None:
+                rules = engine_rules(engine or "vllm", version)
+                known = _unknown_device(total or 0, rules.vendors[0])
+                rules = rules if total else _without_a_device(rules)
+            else:
+                known = device if isinstance(device, DeviceSpec) else catalog.device(device)
+                rules = rules_for(known, engine, version)
+        except CatalogError:
+            raise
         except ValueError as error:
-            raise FitError(f"--engine: {error}") from None
+            raise FitError(f"--{error}") from None
+        self._used.setdefault("engine", Argument("engine", rules.engine, "default"))
+        return (known if total is None else replace(known, memory_bytes=total)), rules
 
-    def _model(self, length: int | None) -> ModelShape:
+    def _check_engine(self, engine: str) -> None:
+        """Raise FitError for another engine's option, with this one's."""
+        for name, engines in ENGINES_OF.items():
+            if self._told.get(name, (None, "default"))[1] == "given" and engine not in engines:
+                own = next((other for other, which in ENGINES_OF.items() if engine in which), None)
+                cure = f"use {flag(own)}" if own and own != name else "leave it out"
+                raise FitError(f"{flag(name)}: {engine} has no such option ({', '.join(engines)} has); {cure}")
+
+    def _model(self) -> ModelShape:
         model = self._take("model")
-        if model is not None:
-            return model if isinstance(model, ModelShape) else catalog.model(model)
-        layers, kv_heads, head_dim = (self._take(name, 1) for name in _SIZES)
-        return _unknown_model(layers, kv_heads, head_dim)
+        if model is None:
+            layers, kv_heads, head_dim = (self._take(name, 1) for name in _SIZES)
+            return _unknown_model(layers, kv_heads, head_dim)
+        shape = model if isinstance(model, ModelShape) else catalog.model(model)
+        sizes = {name: self._take(name) for name in _SIZES if self._has(name)}
+        method = self._take("quantization")
+        try:
+            return replace(quantised(shape, method), **sizes)
+        except ValueError as error:
+            raise FitError(str(error)) from None
 
-    def _question(self, model: ModelShape, device: DeviceSpec, rules: EngineRules, length: int) -> BudgetQuestion:
-        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
-            self._take(name)
+    def _question(self, model: ModelShape, device: DeviceSpec, rules: EngineRules) -> BudgetQuestion:
         tp = self._take("tensor_parallel_size", 1)
         pp = self._take("pipeline_parallel_size", 1)
         try:
+            settings = self._settings(model, device, rules, tp, pp)
+            layout = self._layout(model, tp)
+            measured = {name: self._take(name) for name in Measured.__dataclass_fields__}
+            if not self._has("device") and not self._has("total_memory_bytes"):
+                size = layout.token_bytes * settings.block_size
+                measured = {name: value or 0 for name, value in measured.items() if name not in _KV} | {
+                    name: measured[name] for name in _KV
+                }
+                blocks = self._told.get("num_gpu_blocks_override", (0,))[0]
+                kv = self._told.get("kv_cache_memory_bytes", (0,))[0]
+                room = blocks * size or measured["available_kv_bytes"] or kv
+                device = replace(device, memory_bytes=room + sum(measured[name] or 0 for name in _SHARES))
             question = BudgetQuestion(
                 model=model,
                 device=device,
                 rules=rules,
-                layout=self._layout(model, tp),
-                gpu_memory_utilization=self._take("gpu_memory_utilization", 0.92),
-                max_model_len=length,
-                max_num_seqs=self._take("max_num_seqs", 256),
-                max_num_batched_tokens=self._take("max_num_batched_tokens", 2048),
-                block_size=self._take("block_size", device.default_block_size),
+                layout=layout,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                max_model_len=settings.max_model_len,
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                block_size=settings.block_size,
                 other_tenant_bytes=self._take("other_tenant_bytes", 0),
                 sinks=self._told.get("sinks", (0,))[0],
                 mamba_mode=self._told.get("mamba_mode", ("none",))[0],
                 layers=stage_layers(model.num_layers, pp, self._told.get("layer_partition", (None,))[0]),
                 data_parallel_size=self._take("data_parallel_size", 1),
                 enable_expert_parallel=self._take("enable_expert_parallel", False),
-                enforce_eager=self._take("enforce_eager", False),
+                enforce_eager=settings.enforce_eager,
                 num_speculative_tokens=self._take("num_speculative_tokens", 0),
-                kv_cache_memory_bytes=self._take("kv_cache_memory_bytes"),
+                kv_cache_memory_bytes=self._kv_cache_memory_bytes(),
                 num_gpu_blocks_override=self._take("num_gpu_blocks_override"),
-                measured=Measured(**{name: self._take(name) for name in Measured.__dataclass_fields__}),
+                batch_rule=settings.batch_rule,
+                measured=Measured(**measured),
             )
             check_question(question)
         except CatalogError:
@@ -168,9 +198,36 @@ class _Resolver:
             raise FitError(str(error)) from None
         return question
 
+    def _settings(self, model: ModelShape, device: DeviceSpec, rules: EngineRules, tp: int, pp: int) -> Settings:
+        """What the engine takes, with what was said; each goes down as an argument, under the engine's own name."""
+        told = {name: self._told[name][0] for name in EngineArgs._fields if self._has(name)}
+        fraction = next(name for name in _FRACTIONS if rules.engine in ENGINES_OF[name])
+        told |= {
+            "gpu_memory_utilization": self._told.get(fraction, (None,))[0],
+            "tensor_parallel_size": tp,
+            "pipeline_parallel_size": pp,
+        }
+        if told.get("max_model_len") == AUTO_LENGTH:
+            del told["max_model_len"]
+        settings = settings_of(rules, model, device, EngineArgs(**told))
+        for name in Settings._fields:
+            if name != "batch_rule":
+                own = fraction if name == "gpu_memory_utilization" else name
+                value, origin = self._told.get(own, (getattr(settings, name), "default"))
+                self._used[own] = Argument(own, value, origin)
+        return settings
+
+    def _kv_cache_memory_bytes(self) -> int | None:
+        """Of vLLM's option, or of MindIE's ``npuMemSize``."""
+        gib = self._take("npu_mem_size")
+        if gib is not None and gib != -1:
+            return int(gib * GIB)
+        value: int | None = self._take("kv_cache_memory_bytes")
+        return value
+
     def _layout(self, model: ModelShape, tp: int) -> KVLayout:
         token_bytes = self._told.get("kv_bytes_per_token", (None,))[0]
-        if token_bytes is not None:  # one tensor of that many bytes stands for all of them
+        if token_bytes is not None and not self._has("model"):  # one tensor of that many bytes stands for all of them
             return KVLayout(num_layers=1, num_kv_heads=1, head_dim=token_bytes, dtype=KVDtype(8), v_head_dim=0)
         dtype = self._take("kv_cache_dtype", "auto")
         return kv_layout(model, dtype=dtype, v_dtype=self._take("v_dtype"), tensor_parallel_size=tp)
@@ -183,8 +240,26 @@ def longest(q: BudgetQuestion) -> BudgetQuestion:
     return replace(q, max_model_len=tokens) if tokens else q
 
 
+_FRACTIONS = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
 _SIZES = ("num_layers", "num_kv_heads", "head_dim")
-_BYTES = ("kv_bytes_per_token", "available_kv_bytes", "total_memory_bytes", "weights_bytes", "num_gpu_blocks_override")
+_ROOM = ("available_kv_bytes", "kv_cache_memory_bytes", "num_gpu_blocks_override")
+"""Any of them says how much is there for KV, whatever else is on the device."""
+_BYTES = (*_ROOM, "kv_bytes_per_token", "total_memory_bytes", "weights_bytes")
+_KV = ("available_kv_bytes", "kv_bytes_per_token")
+_SHARES = ("weights_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes")
+
+
+def _without_a_device(rules: EngineRules) -> EngineRules:
+    """*rules* where only what is left for KV is known: nothing is estimated of what lies beside it."""
+    return replace(
+        rules,
+        claims_free=False,
+        run_time_sampler_bytes=0,
+        group_context_bytes=0,
+        moe_context_bytes=0,
+        late_bytes=NOTHING,
+        late_group_bytes=NOTHING,
+    )
 
 
 def _unknown_model(num_layers: int, num_kv_heads: int, head_dim: int) -> ModelShape:
@@ -204,11 +279,11 @@ def _unknown_model(num_layers: int, num_kv_heads: int, head_dim: int) -> ModelSh
     )
 
 
-def _unknown_device(total_bytes: int, *, ascend: bool) -> DeviceSpec:
+def _unknown_device(total_bytes: int, vendor: str) -> DeviceSpec:
     """A device of which only the memory is known, if that."""
     return DeviceSpec(
         name=GIVEN,
-        vendor="ascend" if ascend else "nvidia",
+        vendor=vendor,
         memory_bytes=total_bytes,
         memory_bandwidth_bytes_per_s=1.0,
         peak_flops_per_s=1.0,
@@ -218,6 +293,5 @@ def _unknown_device(total_bytes: int, *, ascend: bool) -> DeviceSpec:
         attention_launch_ns=0,
         layer_overhead_ns=0,
         step_overhead_ns=0,
-        default_block_size=128 if ascend else 16,
         sources={"context_bytes": "unknown: nothing was said of the device"},
     )

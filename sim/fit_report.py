@@ -20,17 +20,6 @@ from hbmtwin.sim.memory_budget import BudgetLine, MemoryBudget
 from hbmtwin.sim.phrases import Lang, Said
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Layers that share a block table, and what one request of full length needs of it."""
-
-    kind: str
-    num_layers: int
-    block_size: int
-    window: int
-    request_blocks: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """Whether a server starts, by one question; bytes are those of one rank, the one that decides."""
@@ -51,6 +40,8 @@ class Fit:
     """Does not start by the figures, and does at the near end of their ranges."""
     built_in: bool = False
     """Nobody named a model or a device."""
+    auto_length: bool = False
+    """``max_model_len`` is as long as fits."""
 
     @property
     def fits(self) -> bool:
@@ -68,67 +59,37 @@ class Fit:
         return self.question.pools[self.budget.stage]
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """On one rank, in all its layers, where none of it is forgotten."""
-        return self.pool.token_bytes
-
-    @property
-    def available_kv(self) -> BudgetLine:
-        """What is left for KV, with its range."""
-        return next(line for line in self.budget.lines if line.item == "KV cache")
-
-    @property
     def num_blocks_range(self) -> tuple[int, int]:
         """Blocks at the two ends of the range."""
-        line, size = self.available_kv, self.budget.block_bytes
-        return max(0, line.low) // size, max(0, line.high) // size
-
-    @property
-    def request_blocks(self) -> int:
-        """Blocks of one request of ``max_model_len``, over all groups."""
-        return self.pool.request_blocks(self.question.max_model_len)
+        b = self.budget
+        return max(0, b.kv_low_bytes) // b.block_bytes, max(0, b.kv_high_bytes) // b.block_bytes
 
     @property
     def max_model_len_that_fits(self) -> int:
         """The longest request that the blocks hold; 0: not one token."""
         return self.pool.longest_request(self.budget.num_blocks, self.question.model.max_position_embeddings)
 
-    @property
-    def binding_rank(self) -> int:
-        """The first of the ranks that decide how many blocks all have."""
-        return self.budget.stage * self.question.layout.tensor_parallel_size
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """Layers by the block table that they share; one where all are alike."""
-        pool, length = self.pool, self.question.max_model_len
-        if pool.grouping is None:
-            return (Group("full", pool.layout.num_layers, pool.block_size, 0, self.request_blocks),)
-        return tuple(
-            Group(g.kind, g.num_layers, g.block_size, g.window, g.max_blocks(length, pool.max_num_batched_tokens))
-            for g in pool.grouping.groups
-        )
-
     def to_dict(self, lang: Lang = "en") -> dict[str, Any]:
         """As JSON has it; sentences are in *lang*, names and numbers the same in both."""
-        b, kv = self.budget, self.available_kv
+        b = self.budget
         return {
             "fits": self.fits,
             "reason": self.reason.text(lang) if self.reason else "",
             "may_not_start": self.may_not_start.text(lang) if self.may_not_start else "",
-            "engine": self.question.rules.name,
+            "engine": b.engine,
+            "engine_version": b.version,
             "model": self.question.model.name,
             "device": self.question.device.name,
-            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "kv_bytes_per_token": b.kv_bytes_per_token,
             "block_bytes": b.block_bytes,
-            "available_kv_bytes": kv.bytes,
-            "available_kv_bytes_low": kv.low,
-            "available_kv_bytes_high": kv.high,
+            "available_kv_bytes": b.kv_bytes,
+            "available_kv_bytes_low": b.kv_low_bytes,
+            "available_kv_bytes_high": b.kv_high_bytes,
             "num_gpu_blocks": b.num_blocks,
             "kv_tokens": b.kv_tokens,
             "max_concurrency": b.max_concurrency,
             "max_model_len_that_fits": self.max_model_len_that_fits,
-            "binding_rank": self.binding_rank,
+            "binding_rank": b.binding_rank,
             "breakdown": [line_dict(line) for line in b.lines],
             "groups": [
                 {
@@ -138,7 +99,7 @@ class Fit:
                     "window": group.window,
                     "request_blocks": group.request_blocks,
                 }
-                for group in self.groups
+                for group in b.groups
             ],
             "advice": [
                 {

@@ -22,12 +22,12 @@ NULL_BLOCK = Phrase(
 )
 
 
-def warnings_of(q: BudgetQuestion, b: MemoryBudget) -> Iterator[Said]:
-    """One sentence each."""
+def warnings_of(q: BudgetQuestion, b: MemoryBudget, *, auto_length: bool = False) -> Iterator[Said]:
+    """One sentence each; *auto_length*: ``max_model_len`` was left to the engine."""
     rest = b.lines[-1]
     if b.fits and (q.gpu_memory_utilization > SAFE_UTILIZATION or rest.low < 0):
         yield Said.of(TIGHT, low=Size(rest.low), high=Size(rest.high), safe=SAFE_UTILIZATION)
-    if b.fits and b.num_blocks == (need := q.pool.request_blocks(q.max_model_len)):
+    if b.fits and not auto_length and b.num_blocks == (need := q.pool.request_blocks(q.max_model_len)):
         shorter = Count(q.pool.longest_request(need - 1, q.max_model_len))
         if shorter:
             length, blocks = Count(q.max_model_len), Count(b.num_blocks)

@@ -8,12 +8,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from hbmtwin.sim.fit_report import Fit, Group
-from hbmtwin.sim.memory_budget import BudgetLine
-from hbmtwin.sim.phrases import Count, Phrase, Said
+from hbmtwin.sim.budget_range import REMAINDERS
+from hbmtwin.sim.fit_question import GIVEN as GIVEN_SIZES
+from hbmtwin.sim.fit_report import Fit
+from hbmtwin.sim.memory_budget import BudgetLine, GroupNeed
+from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 LABELS: Mapping[str, Phrase] = {
     "other tenants": Phrase("other processes", "其他进程"),
@@ -32,7 +33,9 @@ LABELS: Mapping[str, Phrase] = {
 DEVICE_SUM = Phrase("the device", "整卡显存")
 
 TITLE = Phrase("{model} on {devices}, {engine}", "{model}，{devices}，{engine}")
-ONE_DEVICE = Phrase("{device}", "{device}")
+NUMBERS_ALONE = Phrase("{model}, {engine}", "{model}，{engine}")
+GIVEN_NUMBERS = Phrase("The numbers that were given", "按给定数值")
+DEVICE_GIVEN = Phrase("a device of that memory", "给定显存的设备")
 DEVICES = Phrase("{count} x {device}", "{count} × {device}")
 BUILT_IN = Phrase(
     "No model or device was named, so these are the built-in ones; name yours with --model and --device "
@@ -45,10 +48,15 @@ WHERE = Phrase(
     "Where the memory of one device goes, in GiB (2^30 bytes)",
     "单卡显存去向，单位 GiB（2^30 字节）",
 )
+ONLY_KV = Phrase(
+    "Only what is left for the KV cache is known, {kv}: there is no subtraction to show.",
+    "只给定了 KV 缓存可用显存 {kv}，因此没有显存扣减明细。",
+)
 WHERE_OF_RANK = Phrase(
     "Where the memory of one device goes, in GiB (2^30 bytes): rank {rank}, which has room for the fewest blocks",
     "单卡显存去向，单位 GiB（2^30 字节）：rank {rank}，可容纳的块最少，由它决定",
 )
+MEASURED = ("given", "measured", "num_gpu_blocks_override", "kv_cache_memory_bytes")
 EXACT = Phrase("exact", "精确值")
 GIVEN = Phrase("given", "已给定")
 REMAINDER = Phrase("the rest", "剩余")
@@ -111,9 +119,13 @@ CAPPED = Phrase(
     "可以启动。显存可同时容纳 {requests} 条 {length} token（输入加输出）的请求；max_num_seqs 限制同时运行 {seqs} 条。",
 )
 MAY_NOT = Phrase(
-    "It may not start: by the figures it does, but they are estimates, and at the far end of their range {why}.",
-    "可能无法启动：按估算值可以启动，但估算有误差，取到误差上限时{why}。",
+    "It may not start. By the figures it does, and {requests} of {length} tokens (prompt and answer together) would "
+    "fit in memory at once; but these are estimates, and at the far end of their ranges {why}.",
+    "可能无法启动。按估算值可以启动，显存可同时容纳 {requests} {length} token（输入加输出）的请求；"
+    "但估算有误差，取到误差上限时{why}。",
 )
+REQUESTS = Phrase("{requests} requests", "{requests} 条")
+REQUEST_ALONE = Phrase("{requests} request", "{requests} 条")
 DOES_NOT = Phrase("It does not start: {why}.", "无法启动：{why}。")
 NO_KERNEL = Phrase("It does not start so, whatever the memory: {why}.", "无法这样启动，与显存无关：{why}。")
 MEMORY_WOULD = Phrase("Memory would suffice.", "显存足够。")
@@ -123,8 +135,9 @@ MAY = Phrase(
     "结论取决于估算误差：取到误差下限时可以启动。",
 )
 LONGEST = Phrase(
-    "The longest request that fits has {length} tokens (max_model_len).",
-    "可容纳的最长请求为 {length} 个 token（max_model_len）。",
+    "It starts with a max_model_len of {length}: a single request may have {length} tokens, prompt and answer "
+    "together.",
+    "可以启动，max_model_len 取 {length}：单条请求最多 {length} 个 token（输入加输出）。",
 )
 
 SMALLEST = Phrase("Any one of these changes alone makes it start", "以下任意一项改动即可启动")
@@ -140,9 +153,13 @@ NOTE = Phrase("note: {text}", "提示：{text}")
 def title(fit: Fit) -> Said:
     """What is planned on what."""
     q = fit.question
-    ranks = q.layout.tensor_parallel_size * len(q.layers) * q.data_parallel_size
-    devices = Said.of(DEVICES if ranks > 1 else ONE_DEVICE, count=ranks, device=q.device.name)
-    return Said.of(TITLE, model=q.model.name, devices=devices, engine=q.rules.name)
+    model: object = Said.of(GIVEN_NUMBERS) if q.model.name == GIVEN_SIZES else q.model.name
+    device: object = Said.of(DEVICE_GIVEN) if q.device.name == GIVEN_SIZES else q.device.name
+    ranks = q.ranks.tensor * q.ranks.pipeline * q.ranks.data
+    if q.device.name == GIVEN_SIZES and not q.rules.claims_free:
+        return Said.of(NUMBERS_ALONE, model=model, engine=q.rules.name)
+    devices = Said.of(DEVICES, count=ranks, device=device) if ranks > 1 else device
+    return Said.of(TITLE, model=model, devices=devices, engine=q.rules.name)
 
 
 def settings(fit: Fit) -> list[Said]:
@@ -152,12 +169,19 @@ def settings(fit: Fit) -> list[Said]:
         chosen = [
             f"{a.name} {a.value}"
             for a in fit.arguments
-            if (a.origin == "default") == default and a.name not in ("model", "device")
+            if (a.origin == "default") == default and a.name not in ("model", "device", "engine", "engine_version")
             if not default or a.value not in (0, 1, "auto")
         ]
         if chosen:
             found.append(Said.of(phrase, settings=", ".join(chosen)))
     return found
+
+
+def only_kv(fit: Fit) -> Said | None:
+    """That there is nothing to subtract, where nothing is known but what is left; None where there is."""
+    if fit.question.device.name != GIVEN_SIZES or fit.budget.total_bytes != fit.budget.kv_bytes:
+        return None
+    return Said.of(ONLY_KV, kv=Size(fit.budget.kv_bytes))
 
 
 def label(item: str) -> Said:
@@ -168,30 +192,28 @@ def label(item: str) -> Said:
 def how_known(line: BudgetLine, *, short: bool = False) -> Said:
     """Exact, given, or estimated within a range, in GiB; *short*: only the range."""
     low, high = f"{line.low / 2**30:.2f}", f"{line.high / 2**30:.2f}"
-    rest = line.item in ("KV cache", "unplanned")
+    rest = line.item in REMAINDERS
     if line.low != line.high:
         return Said.of(BETWEEN if short else REST_BETWEEN if rest else ESTIMATED, low=low, high=high)
-    return Said.of(GIVEN if line.source.startswith("given") else REMAINDER if rest else EXACT)
+    return Said.of(GIVEN if line.source.startswith(MEASURED) else REMAINDER if rest else EXACT)
 
 
 def formula(fit: Fit) -> list[Said]:
     """From bytes to blocks, to tokens and requests, as the engine computes them."""
-    b, q, pool = fit.budget, fit.question, fit.pool
-    length, groups = Count(q.max_model_len), fit.groups
-    kv = Count(b.kv_bytes)
+    b, length, kv = fit.budget, Count(fit.budget.max_model_len), Count(fit.budget.kv_bytes)
     found = [Said.of(BLOCKS, kv=kv, block=Count(b.block_bytes), count=Count(b.num_blocks))] if b.num_blocks else []
-    if pool.grouping is None:
-        token = Count(fit.kv_bytes_per_token)
-        found.append(Said.of(BLOCK, size=pool.block_size, token=token, block=Count(b.block_bytes)))
-        found.append(Said.of(REQUEST, length=length, size=pool.block_size, blocks=Count(fit.request_blocks)))
+    if not b.groups:
+        token = Count(b.kv_bytes_per_token)
+        found.append(Said.of(BLOCK, size=b.block_size, token=token, block=Count(b.block_bytes)))
+        found.append(Said.of(REQUEST, length=length, size=b.block_size, blocks=Count(b.request_blocks)))
     else:
-        found.append(Said.of(REQUEST_OF_GROUPS, length=length, blocks=Count(fit.request_blocks)))
-        found += [_group(group) for group in groups]
+        found.append(Said.of(REQUEST_OF_GROUPS, length=length, blocks=Count(b.request_blocks)))
+        found += [_group(group) for group in b.groups]
     if b.num_blocks:
         concurrency = Said.of(
             CONCURRENCY,
             count=Count(b.num_blocks),
-            blocks=Count(fit.request_blocks),
+            blocks=Count(b.request_blocks),
             ratio=f"{b.max_concurrency:.2f}",
             length=length,
             tokens=Count(b.kv_tokens),
@@ -200,7 +222,7 @@ def formula(fit: Fit) -> list[Said]:
     return found
 
 
-def _group(group: Group) -> Said:
+def _group(group: GroupNeed) -> Said:
     phrase = {"full": GROUP, "mamba": STATE_GROUP}.get(group.kind, WINDOW_GROUP)
     return Said.of(
         phrase,
@@ -218,12 +240,14 @@ def verdict(fit: Fit) -> list[Said]:
         return [Said.of(NO_KERNEL, why=fit.refused), Said.of(MEMORY_WOULD if b.fits else MEMORY_NOR)]
     if b.why is not None:
         return [Said.of(DOES_NOT, why=b.why), *([Said.of(MAY)] if fit.may_start else [])]
-    requests, length = math.floor(b.max_concurrency), Count(q.max_model_len)
-    phrase = CAPPED if requests > q.max_num_seqs else STARTS_ONE if requests == 1 else STARTS_MANY
-    starts = Said.of(phrase, requests=Count(requests), length=length, seqs=Count(q.max_num_seqs))
+    requests, length = Count(b.max_concurrency), Count(q.max_model_len)
     if fit.may_not_start is not None:
-        return [Said.of(MAY_NOT, why=fit.may_not_start), starts]
-    return [starts]
+        counted = Said.of(REQUEST_ALONE if requests == 1 else REQUESTS, requests=requests)
+        return [Said.of(MAY_NOT, requests=counted, length=length, why=fit.may_not_start)]
+    if fit.auto_length and requests == 1:
+        return [Said.of(LONGEST, length=length)]
+    phrase = CAPPED if requests > q.max_num_seqs else STARTS_ONE if requests == 1 else STARTS_MANY
+    return [Said.of(phrase, requests=requests, length=length, seqs=Count(q.max_num_seqs))]
 
 
 def result(fit_length: int, tokens: int, concurrency: float) -> Said:

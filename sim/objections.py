@@ -107,7 +107,7 @@ def objection(q: BudgetQuestion, b: MemoryBudget, request_blocks: int) -> Said |
             length=q.max_model_len,
             need=Size(request_blocks * b.block_bytes),
             kv=Size(b.kv_bytes),
-            tokens=b.kv_tokens,
+            tokens=Count(b.kv_tokens),
         )
         return _as_profiled(q, b, why)
     if _too_few_states(q, b):

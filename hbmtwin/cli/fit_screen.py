@@ -35,6 +35,8 @@ COLOURS = {
     "graphs": "bright_magenta",
     "late buffers": "bright_red",
     "KV cache": "green",
+    "operators": "bright_cyan",
+    "run-time sampler": "bright_yellow",
     "unplanned": "bright_black",
 }
 
@@ -67,10 +69,13 @@ class FitScreen:
         self._advice(fit)
 
     def _breakdown(self, fit: Fit) -> None:
+        if (only := words.only_kv(fit)) is not None:
+            self._say(only)
+            return
         lines = [line for line in fit.budget.lines if line.bytes or line.high]
         total = fit.budget.total_bytes
         self._heading(
-            Said.of(words.WHERE_OF_RANK, rank=fit.binding_rank) if fit.budget.stages else Said.of(words.WHERE)
+            Said.of(words.WHERE_OF_RANK, rank=fit.budget.binding_rank) if fit.budget.stages else Said.of(words.WHERE)
         )
         labels = [self._text(words.label(line.item)) for line in lines] + [self._text(words.DEVICE_SUM)]
         label_width = max(map(cell_len, labels))

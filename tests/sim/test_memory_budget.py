@@ -182,7 +182,7 @@ def test_a_model_too_large_for_the_card_says_how_many_ranks_would_do() -> None:
 def test_a_length_that_does_not_fit_comes_with_the_longest_that_does() -> None:
     b = budget(LLAMA_8B, max_model_len=131_072)
     assert not b.fits
-    assert "needs 16.00 GiB of KV and there are 11.76 GiB, room for 96256 tokens" in b.reason
+    assert "needs 16.00 GiB of KV and there are 11.76 GiB, room for 96,256 tokens" in b.reason
     # vLLM's arithmetic ends at 96,256; one block less lies in whole segments, and one of them is the null block.
     assert "max_model_len 96000" in b.reason
     assert budget(LLAMA_8B, max_model_len=96_000).fits
