@@ -26,6 +26,12 @@ SCRATCH_ROWS = 4
 """Per multiprocessor, of one byte a word each: the top-k / top-p kernel of vLLM from 0.17."""
 
 
+STAGE_SPREAD = 0.06
+"""Relative error of the formula for a pipeline stage, of one log."""
+KERNELS_WITHOUT_WORKSPACE = ("mxfp4",)
+"""Weights whose kernel for routed experts keeps no workspace: gpt-oss."""
+
+
 class Ranks(NamedTuple):
     """Over how many ranks a model is split, and how."""
 
@@ -90,7 +96,7 @@ def activation_peak(
     head = logits + scratch + width * tokens * hidden if model.last_stage else 0
     passed = (not model.first_stage) + (not model.last_stage)
     size = rules.persistent_bytes + max(layer, head) + passed * 2 * width * tokens * hidden
-    spread = rules.activation_spread
+    spread = max(rules.activation_spread, STAGE_SPREAD if passed else 0.0)
     if model.experts is not None:
         size += expert_workspace(model, tokens, split)
         spread = max(spread, rules.moe_activation_spread)
@@ -109,8 +115,8 @@ def expert_workspace(model: ModelShape, tokens: int, ranks: Ranks) -> int:
 
     The experts' own width is split unless each is whole on a rank.
     """
-    experts = model.experts
-    if experts is None:
+    experts, stored = model.experts, model.quantization
+    if experts is None or (stored is not None and stored.method in KERNELS_WITHOUT_WORKSPACE):
         return 0
     inner = experts.intermediate_size if ranks.expert else experts.intermediate_size // ranks.of_experts
     return model.dtype_bytes * tokens * experts.experts_per_token * (model.hidden_size + 2 * inner)

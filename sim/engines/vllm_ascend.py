@@ -73,7 +73,7 @@ VLLM_ASCEND = EngineRules(
     largest_capture_per_seq=1,
     graph_streams=STREAMS,
     graph_base_bytes=GIB // 20,
-    graph_layer_bytes=(MIB // 5, 8 * MIB // 100, MIB // 2),
+    graph_layer_bytes=(MIB // 5, 4 * MIB // 100, MIB // 2),
     non_torch_bytes={1: hundredths(15, 0, 20), 2: hundredths(64, 50, 110)},
     pipeline_non_torch_bytes=hundredths(15, 0, 20),
     data_group_bytes=Span(100 * MIB, 50 * MIB, 400 * MIB),
@@ -96,11 +96,13 @@ VLLM_ASCEND_0_7 = replace(
     VLLM_ASCEND,
     version="0.7",
     since=(0,),
-    name="vllm-ascend, before 0.21",
+    name="vllm-ascend, before 0.18",
     fraction=0.9,
 )
 
-PROFILES = (VLLM_ASCEND_0_7, VLLM_ASCEND)
+VLLM_ASCEND_0_18 = replace(VLLM_ASCEND_0_7, version="0.18", since=(0, 18), name="vllm-ascend, 0.18 to 0.20")
+
+PROFILES = (VLLM_ASCEND_0_7, VLLM_ASCEND_0_18, VLLM_ASCEND)
 """From the oldest to the newest."""
 
 
