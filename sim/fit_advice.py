@@ -4,7 +4,7 @@
 
     change                                        found by                                what it costs
     -------------------------------------------   -------------------------------------   ------------------------
-    gpu_memory_utilization, other tenants away    steps of 0.01 outwards from the one     nothing but the margin
+    gpu_memory_utilization, other tenants away    bisection in steps of 0.01              nothing but the margin
     block_size                                    halves                                  nothing
     enable_chunked_prefill                        tried                                   nothing
     max_num_batched_tokens, max_num_seqs          bisection downwards                     speed
@@ -137,12 +137,28 @@ def _set(name: str, value: int | float | str, other: BudgetQuestion) -> Change:
 
 
 def _utilization(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
-    """Hundredths around the one that is set, the nearest first; from above the safe ones these come first."""
+    """In hundredths: the least above that leaves enough for KV, and the most below with which the rest has room."""
     now, safe = round(100 * q.gpu_memory_utilization, 6), round(100 * SAFE_UTILIZATION)
-    near = [value for step in range(1, 100) for value in (math.floor(now) + step, math.ceil(now) - step)]
-    for hundredths in sorted((value for value in near if 0 < value <= max(safe, now)), key=lambda value: value > safe):
-        value = hundredths / 100
-        yield _set(q.rules.fraction_name, value, replace(q, gpu_memory_utilization=value))
+
+    def at(hundredths: int) -> BudgetQuestion:
+        return replace(q, gpu_memory_utilization=hundredths / 100)
+
+    def too_few(hundredths: int) -> bool:
+        budget = budget_of(at(hundredths))
+        return budget.num_blocks < budget.request_blocks
+
+    above, below = math.floor(now) + 1, math.ceil(now) - 1
+    tries = []
+    if above <= safe:
+        least = _largest(above - 1, safe, too_few) + 1
+        tries += [least, least + 1]  # one more for the block that a run needs besides
+    if now > safe:
+        tries.append(safe)
+    if below >= 1:
+        tries.append(_largest(1, below, lambda n: too_few(n) or starts(at(n))))  # where it is too few, less is no help
+    for hundredths in tries:
+        if hundredths <= max(safe, now):
+            yield _set(q.rules.fraction_name, hundredths / 100, at(hundredths))
 
 
 def _tenants(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
