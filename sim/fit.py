@@ -19,6 +19,7 @@ from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.budget_range import objection_at_the_bad_end, objection_at_the_good_end
 from hbmtwin.sim.engines import EngineRules, rules_for
+from hbmtwin.sim.engines.boot_lines import boot_lines
 from hbmtwin.sim.fit_advice import Advised, advise, cures
 from hbmtwin.sim.fit_kernels import findings_of, said
 from hbmtwin.sim.fit_options import FitOptions
@@ -55,7 +56,7 @@ def fit(
         advised=Advised((), ()) if budget.fits else advise(q),
         refused=next((said(finding) for finding in findings if finding.refused), None),
         warnings=(*map(said, findings), *budget.warnings, *warnings_of(q, budget, auto_length=asked.auto_length)),
-        boot_lines=(),
+        boot_lines=boot_lines(q, budget),
         may_not_start=objection_at_the_bad_end(at_the_end, budget) if budget.fits else None,
         may_start=not budget.fits and objection_at_the_good_end(q, budget) is None,
         built_in=asked.built_in,

@@ -11,7 +11,7 @@ from hbmtwin.kernels.capability_use import FAMILIES
 from hbmtwin.kernels.roofline import RooflineCost
 from hbmtwin.sim.catalog import CatalogError, device, device_figures, device_name, devices, devices_called, model
 from hbmtwin.sim.catalog.device_table import CONFIDENCE, FIGURES, spec_of
-from hbmtwin.sim.engine_rules import rules_for
+from hbmtwin.sim.engines import rules_for
 from hbmtwin.sim.sections import DeviceSection
 
 GIB = 1 << 30
