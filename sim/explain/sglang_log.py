@@ -22,17 +22,17 @@ from hbmtwin.sim.explain.findings import Finding, Line
 from hbmtwin.sim.explain.forms import form, joined, read_forms
 
 SGLANG = (
-    form("sglang_load_begin", "Load weight begin. avail mem={free_bytes}", engine="sglang"),
+    form("sglang_load_begin", "Load weight begin. avail mem={load_begin_bytes}", engine="sglang"),
     form(
         "sglang_load_end",
-        "Load weight end.{*}avail mem={free_bytes}[, mem usage={weights_bytes}]",
+        "Load weight end.{*}avail mem={load_end_bytes}[, mem usage={weights_bytes}]",
         reach=400,
         engine="sglang",
     ),
     form("sglang_kv", "KV Cache is allocated.{*}K size: {k_bytes}, V size: {v_bytes}", reach=200, engine="sglang"),
     form("sglang_kv", "KV Cache is allocated.{*}KV size: {kv_bytes}", reach=200, engine="sglang"),
-    form("sglang_pool_end", "Memory pool end. avail mem={free_bytes}", engine="sglang"),
-    form("sglang_graph_begin", "Capture cuda graph begin.{*}avail mem={free_bytes}", reach=200, engine="sglang"),
+    form("sglang_pool_end", "Memory pool end. avail mem={pool_end_bytes}", engine="sglang"),
+    form("sglang_graph_begin", "Capture cuda graph begin.{*}avail mem={pool_end_bytes}", reach=200, engine="sglang"),
     form("sglang_graphs", "Capture cuda graph end.{*}mem usage={graph_bytes}", reach=200, engine="sglang"),
     form("sglang_graphs", "Capture npu graph end.{*}mem usage={graph_bytes}", reach=200, engine="sglang"),
     form(

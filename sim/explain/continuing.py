@@ -1,0 +1,202 @@
+"""What a text told, as something to go on with: a ``fit`` command, a scenario file, and what the budget makes of it.
+
+::
+
+    log's figures, exact to their digits  -->  hbmtwin fit --model .. --weights-bytes .. --available-kv-bytes ..
+    settings, model and device            -->  scenario.toml for `hbmtwin run` and `hbmtwin fit`
+    the same question, asked here         -->  single changes that the memory budget has tried
+
+What the log measured stands in for the budget's estimates. Where its terms do not all stand in the text, what is left
+for KV does.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hbmtwin.sim.explain.server import Server
+from hbmtwin.sim.phrases import Count, Phrase, Said, Size
+
+if TYPE_CHECKING:
+    from hbmtwin.sim.fit_report import Fit
+
+TRIED = Phrase(
+    "{change}: then {tokens} tokens fit, {ratio} requests of {length}",
+    "{change}：可容纳 {tokens} 个 token，{ratio} 条 {length} token 的请求",
+)
+COMPARED = Phrase(
+    "by its own estimates the memory budget comes to {estimate} for KV ({low} to {high}); the log says {logged}",
+    "按自身估算，显存规划得到 KV 缓存 {estimate}（{low} 到 {high}）；日志为 {logged}",
+)
+DEVICE_GUESSED = Phrase(
+    "the text does not name the device: {device} has such a memory, and so may others",
+    "文本没有给出设备名：显存大小符合 {device}，也可能是其他型号",
+)
+MODEL_UNKNOWN = Phrase(
+    "{model} is not in the catalog: give --model the path of its config.json",
+    "目录中没有 {model}：请用 --model 指定它的 config.json 路径",
+)
+
+_SETTINGS = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "mem_fraction_static",
+    "block_size",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "num_speculative_tokens",
+)
+_SWITCHES = ("enforce_eager", "enable_expert_parallel", "enable_prefix_caching", "enable_chunked_prefill")
+_HEAD = "# Filled by `hbmtwin explain`; what the text did not tell stands at its default.\nschema_version = 1"
+_TERMS = ("weights_bytes", "activation_bytes", "non_torch_bytes")
+_MOST = 2**44
+_DTYPES = ("float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head")
+
+
+def fit_options(server: Server) -> dict[str, Any]:
+    """What is known, in the words of ``fit``; empty where too little is for it to say anything."""
+    numbers, options = server.numbers, dict[str, Any]()
+    if server.catalog_model:
+        options["model"] = server.catalog_model
+    if server.device:
+        options["device"] = server.device
+    if server.engine:
+        options["engine"] = server.engine
+    for name in (*_SETTINGS, *_SWITCHES):
+        value = numbers.get(name)
+        if (value is not None and 0 < value <= _MOST) or (name in _SWITCHES and value == 0):
+            options[name] = bool(value) if name in _SWITCHES else value
+    if (dtype := server.words.get("kv_cache_dtype")) in _DTYPES:
+        options["kv_cache_dtype"] = dtype
+    total, kv = server.size("total_bytes"), server.size("available_kv_bytes")
+    if total and not server.device:
+        options["total_memory_bytes"] = total
+    terms = {name: server.size(name) for name in _TERMS if server.size(name) is not None}
+    options |= {name: value for name, value in terms.items() if value is not None and value >= 0}
+    token = server.kv_bytes_per_token
+    if not server.catalog_model and token:
+        options["kv_bytes_per_token"] = token
+    if kv is not None and kv > 0 and (len(terms) < len(_TERMS) or not server.catalog_model):
+        options["available_kv_bytes"] = kv
+    enough = "model" in options or "kv_bytes_per_token" in options
+    room = "device" in options or "available_kv_bytes" in options or "total_memory_bytes" in options
+    return options if enough and room else {}
+
+
+def fit_command(options: dict[str, Any]) -> str:
+    """The command line that asks the same; empty for no options."""
+    if not options:
+        return ""
+    words = ["hbmtwin", "fit"]
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", shlex.quote(f"{value:g}" if isinstance(value, float) else str(value))]
+    return " ".join(words)
+
+
+def tried(server: Server, options: dict[str, Any], *, refused: bool) -> list[Said]:
+    """Single changes that make the server start, each tried by the memory budget; of a server that started, what the
+    budget says of it by its own estimates. Empty where too little is known."""
+    if "model" not in options or "device" not in options:
+        return []
+    answer = _ask(options)
+    if refused:
+        logged = {name: server.numbers[name] for name in ("available_kv_bytes",) if name in server.numbers}
+        if answer is None or (answer.fits and logged):
+            answer = _ask({**options, **{name: max(0, int(value)) for name, value in logged.items()}})
+        return [] if answer is None or answer.fits else _helps(answer)
+    estimate = _ask({name: value for name, value in options.items() if not name.endswith("_bytes")})
+    logged_kv = server.size("available_kv_bytes")
+    if estimate is None or logged_kv is None:
+        return []
+    kv = next(line for line in estimate.budget.lines if line.item == "KV cache")
+    return [Said.of(COMPARED, estimate=Size(kv.bytes), low=Size(kv.low), high=Size(kv.high), logged=Size(logged_kv))]
+
+
+def _helps(answer: Fit) -> list[Said]:
+    return [
+        Said.of(
+            TRIED,
+            change=advice.change,
+            tokens=Count(advice.budget.kv_tokens),
+            ratio=f"{advice.budget.max_concurrency:.2f}",
+            length=Count(advice.question.max_model_len),
+        )
+        for advice in answer.advised.helps
+    ]
+
+
+def _ask(options: dict[str, Any]) -> Fit | None:
+    """The memory budget's answer; None where it refuses the question."""
+    from hbmtwin.sim.catalog.errors import CatalogError
+    from hbmtwin.sim.fit import fit
+    from hbmtwin.sim.fit_options import FitError
+
+    try:
+        return fit(**options)
+    except (FitError, CatalogError, ValueError):
+        return None
+
+
+def doubts(server: Server) -> list[Said]:
+    """What a person has to add or check before going on."""
+    found = []
+    if server.model and not server.catalog_model:
+        found.append(Said.of(MODEL_UNKNOWN, model=server.model))
+    if server.device and server.device_guessed:
+        found.append(Said.of(DEVICE_GUESSED, device=server.device))
+    return found
+
+
+def scenario_toml(server: Server) -> str:
+    """A scenario file of what is known, in keys that it has; what is not known stays at its default.
+
+    Empty where nothing is known that a scenario has a key for.
+    """
+    numbers = server.numbers
+    sections: dict[str, list[str]] = {}
+
+    def put(section: str, key: str, value: object, good: Callable[[Any], bool] = lambda value: True) -> None:
+        if value is not None and good(value):
+            sections.setdefault(section, []).append(f"{key} = {json.dumps(value)}")
+
+    def count(section: str, key: str, name: str) -> None:
+        value = numbers.get(name)
+        put(section, key, None if value is None else int(value), lambda number: 1 <= number <= 2**40)
+
+    put("model", "name", server.catalog_model or None)
+    if server.model and not server.catalog_model:
+        said = " ".join(server.model.split())[:200]
+        sections.setdefault("model", []).append(
+            f"# name = {json.dumps(said)}  # not in the catalog: the path of its config.json"
+        )
+    put("device", "name", server.device or None)
+    total = server.size("total_bytes")
+    put("device", "memory_bytes", total if server.device else None, lambda size: 2**30 <= size <= _MOST)
+    for key in ("tensor_parallel_size", "pipeline_parallel_size", "max_model_len"):
+        count("engine", key, key)
+    share = numbers.get("gpu_memory_utilization")
+    put("engine", "gpu_memory_utilization", share, lambda value: 0 < value <= 1)
+    count("scheduler", "max_num_seqs", "max_num_seqs")
+    count("scheduler", "max_num_batched_tokens", "max_num_batched_tokens")
+    put("memory", "activation_bytes", server.size("activation_bytes"), lambda size: 0 <= size <= _MOST)
+    if server.engine != "sglang":
+        count("kv_cache", "block_size", "block_size")
+    put("kv_cache", "dtype", server.words.get("kv_cache_dtype"), lambda name: name in _DTYPES)
+    caching = numbers.get("enable_prefix_caching")
+    put("kv_cache", "enable_prefix_caching", None if caching is None else bool(caching))
+    if not sections:
+        return ""
+    tables = "\n".join(f"[{name}]\n" + "\n".join(keys) + "\n" for name, keys in sections.items())
+    return f"{_HEAD}\n\n{tables}"

@@ -1,0 +1,159 @@
+"""The one server that a text is about: its engine, model and device, and the figures that its ranks print.
+
+::
+
+    findings of all ranks                       -->  numbers by name; where ranks differ, of the one with the least
+                                                     room for KV, since all get as many blocks as that one
+    model 'Qwen/Qwen3-8B', '/models/Qwen3-8B/'  -->  the catalog's name, where it has one
+    61.27 GiB, Ascend910B3, NVIDIA L40S         -->  a device of the catalog
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hbmtwin.sim import catalog
+from hbmtwin.sim.explain.findings import Finding
+from hbmtwin.sim.explain.forms import Joined
+from hbmtwin.sim.explain.printed import Printed
+
+_SOURCES = ("boot_", "arguments", "error_", "sglang_", "trt_", "mindie_", "warning_graphs_cut", "metrics")
+_NOT_OF_SERVER = {"metrics": ("engine",), "sglang_batch": (), "sglang_retract": (), "sglang_out_of_slots": ()}
+"""Kinds that tell of a moment; of these only the named words count."""
+_ASCEND = ("vllm_ascend", "vllm-ascend", "torch_npu", "NPUoutofmemory", "npu:", "model_runner_v1.py", "HCCL", "Ascend")
+_NEAR = 0.025
+"""How far the total of a device may lie from the catalog's: drivers and firmware hold a little more or less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What is known of it; empty and absent: not told."""
+
+    engine: str = ""
+    """vllm, vllm-ascend, sglang, tensorrt-llm, mindie."""
+    version: str = ""
+    model: str = ""
+    """As the text names it."""
+    catalog_model: str = ""
+    device: str = ""
+    """Of the catalog."""
+    device_guessed: bool = False
+    """By its total alone, which other devices have as well."""
+    rank: str = ""
+    """The one with the least room for KV."""
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    def size(self, name: str) -> int | None:
+        """A number of bytes or tokens; None: not told."""
+        number = self.numbers.get(name)
+        return None if number is None else int(number)
+
+    @property
+    def utilization(self) -> float | None:
+        """Share of the device that the engine may use."""
+        return self.numbers.get("gpu_memory_utilization")
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What the share comes to."""
+        total = self.size("total_bytes")
+        if (usable := self.size("usable_bytes")) is not None:
+            return usable
+        return None if total is None or self.utilization is None else int(total * self.utilization)
+
+    @property
+    def kv_bytes_per_token(self) -> int | None:
+        """Of one token on one rank, from two figures of the same line; None where they are too coarse to say."""
+        length = self.size("max_model_len")
+        need = self.numbers.get("need_bytes")
+        if length and need:
+            return round(need / length)
+        return None
+
+
+def server_of(findings: Sequence[Finding], texts: Iterable[Joined]) -> Server:
+    """What *findings* tell of one server. O(findings + characters)."""
+    numbers: dict[str, int | float] = {}
+    words: dict[str, str] = {}
+    by_rank: dict[str, dict[str, int | float]] = {}
+    for finding in findings:
+        if not finding.kind.startswith(_SOURCES):
+            continue
+        if (kept := _NOT_OF_SERVER.get(finding.kind)) is not None:
+            words |= {name: finding.words[name] for name in kept if name in finding.words}
+            continue
+        own = {name: number for name, number in finding.numbers.items() if name not in ("device", "seconds")}
+        numbers |= own
+        words |= finding.words
+        if finding.kind.startswith("boot_"):
+            by_rank.setdefault(finding.rank, {}).update(own)
+    rank = min(
+        (rank for rank in by_rank if "available_kv_bytes" in by_rank[rank]),
+        key=lambda rank: by_rank[rank]["available_kv_bytes"],
+        default="",
+    )
+    numbers |= by_rank.get(rank, {})
+    engine = words.get("engine", "")
+    ascend = engine in ("", "vllm") and any(word in by.text for by in texts for word in _ASCEND)
+    if engine == "vllm-ascend" or (ascend and (engine or _is_server(findings))):
+        engine = "vllm-ascend"
+    elif not engine and _is_server(findings):
+        engine = "vllm"
+    if "total_bytes" not in numbers and (total := _listed_total(findings)) is not None:
+        numbers["total_bytes"] = total
+    model = words.get("model", "")
+    device, guessed = _device(findings, engine, numbers.get("total_bytes"))
+    version = words.get("version", "")
+    return Server(engine, version, model, _catalog_model(model), device, guessed, rank, numbers, words)
+
+
+def _is_server(findings: Sequence[Finding]) -> bool:
+    """Whether anything was said that vLLM alone says."""
+    return any(finding.kind.startswith(("boot_", "error_", "preempted", "metrics")) for finding in findings)
+
+
+def _catalog_model(name: str) -> str:
+    """The catalog's name of a repository, or of a directory that is called like one; empty: it has none."""
+    if not name:
+        return ""
+    names = catalog.models()
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    by_last = {id.rpartition("/")[2].lower(): own for own in names for id in catalog.hugging_face_ids(own)}
+    return last if last in names else by_last.get(last, "")
+
+
+def _listed_total(findings: Sequence[Finding]) -> int | None:
+    """Of the devices that a vendor's tool or an allocator lists, where all have the same."""
+    totals = {
+        int(finding.numbers["total_bytes"])
+        for finding in findings
+        if "total_bytes" in finding.numbers and not finding.kind.startswith("nvidia_smi")
+    }
+    return totals.pop() if len(totals) == 1 else None
+
+
+def _device(findings: Sequence[Finding], engine: str, total: int | float | None) -> tuple[str, bool]:
+    """A device of the catalog by the name that a tool gives it, else by its total; whether it was only guessed."""
+    named = [
+        device
+        for finding in findings
+        if finding.kind in ("npu_smi_device", "nvidia_smi_device")
+        for device in catalog.devices_called(finding.words.get("name", ""))
+    ]
+    if total is None:
+        return (named[0], len(set(named)) > 1) if named else ("", False)
+    wanted = [name for name in (*named, *catalog.devices()) if _near(name, engine, total)]
+    fits = [name for name in wanted if name in named] or wanted
+    closest = sorted(set(fits), key=lambda name: (abs(catalog.device(name).memory_bytes - total), name))
+    return (closest[0], len(closest) > 1) if closest else ("", False)
+
+
+def _near(name: str, engine: str, total: int | float) -> bool:
+    device = catalog.device(name)
+    ascend = {"vllm-ascend": True, "mindie": True, "vllm": False, "tensorrt-llm": False}.get(engine)
+    if ascend is not None and ascend != (device.vendor == "ascend"):
+        return False
+    give = total.give if isinstance(total, Printed) else 0
+    return abs(device.memory_bytes - total) <= max(give, _NEAR * device.memory_bytes)
