@@ -33,6 +33,7 @@ SMALLER_KV = {"ascend": ("int8",), "nvidia": ("fp8",)}
 def findings_of(
     q: BudgetQuestion,
     *,
+    dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     v_dtype: str | None = None,
     enable_prefix_caching: bool = True,
@@ -44,6 +45,7 @@ def findings_of(
         q.device,
         q.model,
         engine=q.rules.engine,
+        dtype={"half": "float16", "float": "float32"}.get(dtype, dtype),
         kv_cache_dtype=kv_cache_dtype,
         v_dtype=v_dtype,
         enable_prefix_caching=enable_prefix_caching,

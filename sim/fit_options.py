@@ -40,6 +40,8 @@ class FitOptions(TypedDict, total=False):
     max_num_batched_tokens: int
     gpu_memory_utilization: float
     block_size: int
+    dtype: str
+    """Of computing: auto, float16, bfloat16 or float32."""
     kv_cache_dtype: str
     quantization: str
     enable_prefix_caching: bool

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.allocators.records import KVDtype, KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_layers
@@ -46,7 +47,7 @@ class Asked:
 
     def kernel_settings(self) -> dict[str, Any]:
         """What the capability table is asked about that the budget has no word for."""
-        names = ("kv_cache_dtype", "v_dtype", "enable_prefix_caching", "enable_chunked_prefill", "block_size")
+        names = ("dtype", "kv_cache_dtype", "v_dtype", "enable_prefix_caching", "enable_chunked_prefill", "block_size")
         return {a.name: a.value for a in self.arguments if a.name in names}
 
 
@@ -146,7 +147,11 @@ class _Resolver:
             return _unknown_model(layers, kv_heads, head_dim)
         shape = model if isinstance(model, ModelShape) else catalog.model(model)
         sizes = {name: self._take(name) for name in _SIZES if self._has(name)}
-        method = self._take("quantization")
+        method, dtype = self._take("quantization"), self._take("dtype", "auto")
+        if dtype not in DTYPE_BYTES:
+            raise FitError(f"--dtype: {dtype!r} is none of {', '.join(DTYPE_BYTES)}")
+        if dtype != "auto":
+            sizes["dtype_bytes"] = DTYPE_BYTES[dtype]
         try:
             return replace(quantised(shape, method), **sizes)
         except ValueError as error:
@@ -180,7 +185,7 @@ class _Resolver:
                 block_size=settings.block_size,
                 other_tenant_bytes=self._take("other_tenant_bytes", 0),
                 sinks=self._told.get("sinks", (0,))[0],
-                mamba_mode=self._told.get("mamba_mode", ("none",))[0],
+                mamba_mode=self._mamba_mode(model),
                 layers=stage_layers(model.num_layers, pp, self._told.get("layer_partition", (None,))[0]),
                 data_parallel_size=self._take("data_parallel_size", 1),
                 enable_expert_parallel=self._take("enable_expert_parallel", False),
@@ -217,6 +222,12 @@ class _Resolver:
                 self._used[own] = Argument(own, value, origin)
         return settings
 
+    def _mamba_mode(self, model: ModelShape) -> MambaMode:
+        """A scenario's; else states are cached where prefix caching was asked for: with states it is off by itself."""
+        asked_for: MambaMode = "all" if model.mamba and self._told.get("enable_prefix_caching", (False,))[0] else "none"
+        mode: MambaMode = self._told.get("mamba_mode", (asked_for,))[0]
+        return mode
+
     def _kv_cache_memory_bytes(self) -> int | None:
         """Of vLLM's option, or of MindIE's ``npuMemSize``."""
         gib = self._take("npu_mem_size")
@@ -240,6 +251,8 @@ def longest(q: BudgetQuestion) -> BudgetQuestion:
     return replace(q, max_model_len=tokens) if tokens else q
 
 
+DTYPE_BYTES = {"auto": 0, "float16": 2, "bfloat16": 2, "float32": 4, "half": 2, "float": 4}
+"""vLLM's ``dtype``; auto: the model's own, which is 16 bit."""
 _FRACTIONS = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
 _SIZES = ("num_layers", "num_kv_heads", "head_dim")
 _ROOM = ("available_kv_bytes", "kv_cache_memory_bytes", "num_gpu_blocks_override")

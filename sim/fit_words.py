@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from hbmtwin.sim.budget_range import REMAINDERS
@@ -88,14 +89,15 @@ REQUEST_OF_GROUPS = Phrase(
     "一条 {length} token 的请求：各层组合计 {blocks} 块",
 )
 GROUP = Phrase(
-    "  {layers} layers that see all: {blocks} blocks of {size} tokens",
+    "  {layers} layers that see all: {blocks}, of {size} tokens each",
     "  {layers} 层全注意力：{blocks} 块，每块 {size} 个 token",
 )
 WINDOW_GROUP = Phrase(
-    "  {layers} layers with a window of {window}: {blocks} blocks of {size} tokens",
+    "  {layers} layers with a window of {window}: {blocks}, of {size} tokens each",
     "  {layers} 层滑动窗口（窗口 {window}）：{blocks} 块，每块 {size} 个 token",
 )
-STATE_GROUP = Phrase("  {layers} layers with a state: {blocks} blocks", "  {layers} 层状态（Mamba）：{blocks} 块")
+STATE_GROUP = Phrase("  {layers} layers with a state: {blocks}", "  {layers} 层状态（Mamba）：{blocks} 块")
+ALIKE = Phrase("{group}; {count} such groups", "{group}；共 {count} 组")
 CONCURRENCY = Phrase(
     "{count} blocks / {blocks} = {ratio} such requests at once; x {length} = {tokens} tokens",
     "{count} 块 ÷ {blocks} 块 = 可同时容纳 {ratio} 条；× {length} = {tokens} 个 token",
@@ -141,6 +143,9 @@ LONGEST = Phrase(
 )
 
 SMALLEST = Phrase("Any one of these changes alone makes it start", "以下任意一项改动即可启动")
+SMALLEST_FOR_MEMORY = Phrase(
+    "For memory alone, any one of these changes would do", "仅就显存而言，以下任意一项改动即可"
+)
 RESULT = Phrase("{tokens} tokens, {ratio} requests of {length}", "{tokens} 个 token，{ratio} 条 {length} token 的请求")
 NOT_ALONE = Phrase("Not enough alone: {names}.", "单独改动以下参数仍不够：{names}。")
 NOTHING = Phrase(
@@ -208,7 +213,8 @@ def formula(fit: Fit) -> list[Said]:
         found.append(Said.of(REQUEST, length=length, size=b.block_size, blocks=Count(b.request_blocks)))
     else:
         found.append(Said.of(REQUEST_OF_GROUPS, length=length, blocks=Count(b.request_blocks)))
-        found += [_group(group) for group in b.groups]
+        for group, count in Counter(b.groups).items():
+            found.append(Said.of(ALIKE, group=_group(group), count=count) if count > 1 else _group(group))
     if b.num_blocks:
         concurrency = Said.of(
             CONCURRENCY,

@@ -13,7 +13,7 @@ from hbmtwin import __version__
 from hbmtwin.cli.bench_command import HELP, BenchCommand
 from hbmtwin.cli.exits import FAILURE, OK, USAGE, exit_code_of, subtraction
 from hbmtwin.cli.export import export
-from hbmtwin.cli.fit import fit
+from hbmtwin.cli.fit import FitCommand, fit
 from hbmtwin.cli.operations import replay, validate_allocator
 from hbmtwin.cli.process import INTERRUPTED, TERMINATED, Terminated, interrupted, open_closed_streams, sigterm_raises
 from hbmtwin.cli.simulate import compare, run
@@ -29,8 +29,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (export, init, catalog, fit):
+for verb in (export, init, catalog):
     app.command()(verb)
+app.command(cls=FitCommand)(fit)
 app.command(cls=BenchCommand, epilog=HELP)(run)
 app.command(cls=BenchCommand, epilog=HELP)(compare)
 app.command()(replay)

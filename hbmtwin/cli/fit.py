@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hbmtwin.cli.exits import DOES_NOT_FIT, OK, UsageError
 from hbmtwin.cli.options import Json
@@ -54,18 +55,44 @@ def _read(parse: Callable[[str], Any], text: str) -> int:
 
 
 ENGINES = "vLLM's arguments"
-OTHERS = "The same of other engines"
-MEASURED = "Measured values, each in place of an estimate (bytes of one rank: 8709734400, 8.11GiB)"
-
-Bytes = Annotated[int | None, typer.Option(parser=_bytes, metavar="BYTES", rich_help_panel=MEASURED)]
+OTHERS = "Other engines' names"
+MEASURED = "Measured values of one rank, in place of estimates: 8709734400 or 8.11GiB"
 
 
-def _vllm(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=ENGINES, **more)
+class FitCommand(TyperCommand):
+    """A command that takes vLLM's flags in its other spelling too: ``--max_model_len``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write names with hyphens, up to an equals sign."""
+        spelt = []
+        for arg in args:
+            name, equals, value = arg.partition("=")
+            spelt.append(name.replace("_", "-") + equals + value if name.startswith("--") else arg)
+        return super().parse_args(ctx, spelt)
 
 
-def _other(help_: str) -> Any:
-    return typer.Option(rich_help_panel=OTHERS, help=help_)
+def _vllm(name: str, help_: str = "", *more: str, metavar: str | None = "N", **rest: Any) -> Any:
+    return typer.Option(name, *more, help=help_, metavar=metavar, rich_help_panel=ENGINES, **rest)
+
+
+def _switch(name: str, help_: str, *more: str) -> Any:
+    return typer.Option(name, *more, help=help_, rich_help_panel=ENGINES)
+
+
+def _off(name: str) -> Any:
+    return typer.Option(name, hidden=True)
+
+
+def _other(name: str, help_: str) -> Any:
+    return typer.Option(name, help=help_, metavar="X", rich_help_panel=OTHERS)
+
+
+def _bytes_of(name: str, help_: str) -> Any:
+    return typer.Option(name, help=help_, parser=_bytes, metavar="BYTES", rich_help_panel=MEASURED)
+
+
+def _size_of(name: str, help_: str) -> Any:
+    return typer.Option(name, help=help_, metavar="N", rich_help_panel=MEASURED)
 
 
 def fit(
@@ -79,61 +106,91 @@ def fit(
     device: Annotated[str | None, typer.Option(help="Catalog id, e.g. ascend-910b4.", metavar="NAME")] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="vllm, vllm-ascend, sglang, mindie or tensorrt-llm; default: by the device.", metavar="NAME"),
+        typer.Option(help="vllm, vllm-ascend, sglang, mindie, tensorrt-llm; default: by device.", metavar="NAME"),
     ] = None,
     engine_version: Annotated[
         str | None, typer.Option(help="Its release, e.g. 0.18; default: the newest known.", metavar="VERSION")
     ] = None,
-    tensor_parallel_size: Annotated[int | None, _vllm("--tensor-parallel-size", "-tp")] = None,
-    pipeline_parallel_size: Annotated[int | None, _vllm("--pipeline-parallel-size", "-pp")] = None,
-    data_parallel_size: Annotated[int | None, _vllm("--data-parallel-size", "-dp")] = None,
+    tensor_parallel_size: Annotated[
+        int | None, _vllm("--tensor-parallel-size", "Ranks that share each layer.", "-tp")
+    ] = None,
+    pipeline_parallel_size: Annotated[
+        int | None, _vllm("--pipeline-parallel-size", "Stages with layers of their own.", "-pp")
+    ] = None,
+    data_parallel_size: Annotated[
+        int | None, _vllm("--data-parallel-size", "Replicas; they may share experts.", "-dp")
+    ] = None,
     enable_expert_parallel: Annotated[
-        bool | None, _vllm("--enable-expert-parallel/--no-enable-expert-parallel", "-ep")
+        bool | None, _switch("--enable-expert-parallel", "Whole experts on each rank.", "-ep")
     ] = None,
     max_model_len: Annotated[
         int | None,
-        _vllm("--max-model-len", parser=_tokens, metavar="TOKENS", help="Prompt and answer together; auto: what fits."),
+        _vllm("--max-model-len", "Prompt and answer: 32768, 32k; auto: what fits.", metavar="TOKENS", parser=_tokens),
     ] = None,
-    max_num_seqs: Annotated[int | None, _vllm("--max-num-seqs")] = None,
+    max_num_seqs: Annotated[int | None, _vllm("--max-num-seqs", "Most requests that run at once.")] = None,
     max_num_batched_tokens: Annotated[
-        int | None, _vllm("--max-num-batched-tokens", parser=_tokens, metavar="TOKENS")
+        int | None,
+        _vllm("--max-num-batched-tokens", "Most tokens of one step.", metavar="TOKENS", parser=_tokens),
     ] = None,
-    gpu_memory_utilization: Annotated[float | None, _vllm("--gpu-memory-utilization")] = None,
-    block_size: Annotated[int | None, _vllm("--block-size")] = None,
-    kv_cache_dtype: Annotated[str | None, _vllm("--kv-cache-dtype", metavar="DTYPE")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, _vllm("--gpu-memory-utilization", "Share of the device.", metavar="X")
+    ] = None,
+    block_size: Annotated[int | None, _vllm("--block-size", "Tokens of a KV block.")] = None,
+    dtype: Annotated[str | None, _vllm("--dtype", "Of computing: float16, bfloat16, float32.", metavar="DTYPE")] = None,
+    kv_cache_dtype: Annotated[
+        str | None, _vllm("--kv-cache-dtype", "Of the KV cache: fp8, int8 ...", metavar="DTYPE")
+    ] = None,
     quantization: Annotated[
-        str | None, _vllm("--quantization", "-q", metavar="METHOD", help="Of the weights: fp8, ascend, awq, ...")
+        str | None, _vllm("--quantization", "Of the weights: fp8, ascend, awq, gptq.", "-q", metavar="METHOD")
     ] = None,
-    enable_prefix_caching: Annotated[bool | None, _vllm("--enable-prefix-caching/--no-enable-prefix-caching")] = None,
+    enable_prefix_caching: Annotated[
+        bool | None, _switch("--enable-prefix-caching", "Off: --no-enable-prefix-caching.")
+    ] = None,
+    no_enable_prefix_caching: Annotated[bool, _off("--no-enable-prefix-caching")] = False,
     enable_chunked_prefill: Annotated[
-        bool | None, _vllm("--enable-chunked-prefill/--no-enable-chunked-prefill")
+        bool | None, _switch("--enable-chunked-prefill", "Off: --no-enable-chunked-prefill.")
     ] = None,
-    enforce_eager: Annotated[bool | None, _vllm("--enforce-eager/--no-enforce-eager")] = None,
+    no_enable_chunked_prefill: Annotated[bool, _off("--no-enable-chunked-prefill")] = False,
+    enforce_eager: Annotated[bool | None, _switch("--enforce-eager", "No graphs.")] = None,
+    no_enforce_eager: Annotated[bool, _off("--no-enforce-eager")] = False,
     kv_cache_memory_bytes: Annotated[
-        int | None, _vllm("--kv-cache-memory-bytes", parser=_bytes_or_count, metavar="BYTES")
+        int | None,
+        _vllm("--kv-cache-memory-bytes", "For KV, whatever is left.", metavar="BYTES", parser=_bytes_or_count),
     ] = None,
-    num_gpu_blocks_override: Annotated[int | None, _vllm("--num-gpu-blocks-override")] = None,
-    num_speculative_tokens: Annotated[int | None, _vllm("--num-speculative-tokens")] = None,
-    mem_fraction_static: Annotated[float | None, _other("SGLang: share for weights and KV.")] = None,
-    free_gpu_memory_fraction: Annotated[float | None, _other("TensorRT-LLM: share for KV of what is left.")] = None,
-    npu_mem_size: Annotated[float | None, _other("MindIE's npuMemSize: GiB for KV; -1: automatic.")] = None,
-    total_memory_bytes: Bytes = None,
-    available_kv_bytes: Bytes = None,
-    weights_bytes: Bytes = None,
-    activation_bytes: Bytes = None,
-    non_torch_bytes: Bytes = None,
-    graph_bytes: Bytes = None,
-    other_tenant_bytes: Bytes = None,
-    kv_bytes_per_token: Bytes = None,
-    num_layers: Annotated[int | None, typer.Option(rich_help_panel=MEASURED)] = None,
-    num_kv_heads: Annotated[int | None, typer.Option(rich_help_panel=MEASURED)] = None,
-    head_dim: Annotated[int | None, typer.Option(rich_help_panel=MEASURED)] = None,
+    num_gpu_blocks_override: Annotated[
+        int | None, _vllm("--num-gpu-blocks-override", "Blocks, whatever is left.")
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, _vllm("--num-speculative-tokens", "Drafts a step, for each sequence.")
+    ] = None,
+    mem_fraction_static: Annotated[
+        float | None, _other("--mem-fraction-static", "SGLang: share for weights and KV.")
+    ] = None,
+    free_gpu_memory_fraction: Annotated[
+        float | None, _other("--free-gpu-memory-fraction", "TensorRT-LLM: share for KV of what is left.")
+    ] = None,
+    npu_mem_size: Annotated[
+        float | None, _other("--npu-mem-size", "MindIE's npuMemSize: GiB for KV; -1: automatic.")
+    ] = None,
+    total_memory_bytes: Annotated[int | None, _bytes_of("--total-memory-bytes", "Of the device.")] = None,
+    available_kv_bytes: Annotated[
+        int | None, _bytes_of("--available-kv-bytes", "Left for KV, as the engine logs it.")
+    ] = None,
+    weights_bytes: Annotated[int | None, _bytes_of("--weights-bytes", "Once loaded.")] = None,
+    activation_bytes: Annotated[int | None, _bytes_of("--activation-bytes", "Peak of the profiling run.")] = None,
+    non_torch_bytes: Annotated[int | None, _bytes_of("--non-torch-bytes", "Of libraries, in the same run.")] = None,
+    graph_bytes: Annotated[int | None, _bytes_of("--graph-bytes", "Of captured graphs.")] = None,
+    other_tenant_bytes: Annotated[int | None, _bytes_of("--other-tenant-bytes", "Of other processes.")] = None,
+    kv_bytes_per_token: Annotated[int | None, _bytes_of("--kv-bytes-per-token", "In all layers.")] = None,
+    num_layers: Annotated[int | None, _size_of("--num-layers", "Of a model that is not at hand.")] = None,
+    num_kv_heads: Annotated[int | None, _size_of("--num-kv-heads", "Of it.")] = None,
+    head_dim: Annotated[int | None, _size_of("--head-dim", "Of it.")] = None,
     lang: Annotated[Language, typer.Option(help="Language of what is printed.")] = Language.EN,
     json_: Json = False,
 ) -> int:
-    """Say whether a server starts, what takes the memory, how many requests fit, and what would make it start."""
-    said = {name: value for name, value in locals().items() if value is not None and name not in ("lang", "json_")}
-    answer = _answer(said)
+    """Say whether a server starts, what takes its memory, how many requests fit, and what would make it start."""
+    options = {name: value for name, value in locals().items() if value is not None}
+    answer = _answer(_as_options(options))
     if json_:
         print(json_text(answer.to_dict(lang.value)))
     else:
@@ -141,6 +198,16 @@ def fit(
 
         FitScreen(stdout(), lang.value).show(answer)
     return OK if answer.fits else DOES_NOT_FIT
+
+
+def _as_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Without those of the command line itself, and a ``no_`` as the value of what it turns off."""
+    off = {name: given.pop(f"no_{name}") for name in SWITCHES}
+    turned_off = {name: False for name, said in off.items() if said}
+    return {name: value for name, value in given.items() if name not in ("lang", "json_")} | turned_off
+
+
+SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 
 
 def _answer(said: dict[str, Any]) -> Fit:

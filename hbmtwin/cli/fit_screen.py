@@ -107,7 +107,7 @@ class FitScreen:
             return
         helps, in_vain = fit.advised.helps, fit.advised.in_vain
         if helps:
-            self._heading(words.SMALLEST)
+            self._heading(words.SMALLEST if fit.refused is None else words.SMALLEST_FOR_MEMORY)
             changes = [self._text(advice.change) for advice in helps]
             width = max(map(cell_len, changes))
             for advice, change in zip(helps, changes, strict=True):
