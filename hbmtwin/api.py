@@ -28,6 +28,8 @@ from hbmtwin.sim.catalog import (
 )
 from hbmtwin.sim.engine_config import Progress
 from hbmtwin.sim.experiment import compare, differences
+from hbmtwin.sim.explain.explaining import explain
+from hbmtwin.sim.explain.explanation import Explanation
 from hbmtwin.sim.export import EXPORT_FORMATS, check_exportable, export
 from hbmtwin.sim.fit import fit, memory_budget
 from hbmtwin.sim.fit_options import FitError
@@ -64,6 +66,7 @@ __all__ = [
     "Description",
     "DeviceSpec",
     "DoesNotFit",
+    "Explanation",
     "Fit",
     "FitError",
     "HbmDriver",
@@ -95,6 +98,7 @@ __all__ = [
     "device_figures",
     "devices",
     "differences",
+    "explain",
     "export",
     "fit",
     "hugging_face_ids",

@@ -12,6 +12,7 @@ import typer
 from hbmtwin import __version__
 from hbmtwin.cli.bench_command import HELP, BenchCommand
 from hbmtwin.cli.exits import FAILURE, OK, USAGE, exit_code_of, subtraction
+from hbmtwin.cli.explain import explain
 from hbmtwin.cli.export import export
 from hbmtwin.cli.fit import FitCommand, fit
 from hbmtwin.cli.operations import replay, validate_allocator
@@ -32,6 +33,7 @@ app = typer.Typer(
 for verb in (export, init, catalog):
     app.command()(verb)
 app.command(cls=FitCommand)(fit)
+app.command()(explain)
 app.command(cls=BenchCommand, epilog=HELP)(run)
 app.command(cls=BenchCommand, epilog=HELP)(compare)
 app.command()(replay)

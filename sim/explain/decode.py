@@ -39,8 +39,10 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
     (codecs.BOM_UTF8, "utf-8"),
 )
-_CONTROLS = dict.fromkeys((*range(9), 11, *range(14, 27), *range(28, 32), 127))
-"""Deleted from a text; tab, line feed, form feed, carriage return and escape stay."""
+_CONTROLS = dict.fromkeys(
+    (*range(9), 11, *range(14, 27), *range(28, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+)
+"""Deleted from a text, and so never printed; tab, line feed, form feed, carriage return and escape stay."""
 
 
 class Decoded(NamedTuple):

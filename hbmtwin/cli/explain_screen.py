@@ -1,0 +1,147 @@
+"""How an explanation looks on a terminal, in either language.
+
+::
+
+    the verdict in one sentence, start-up or run time
+    What it says          sentences with their lines
+    Why                   each judgement: its cause, its books
+    What helps            + changes with their numbers
+    What does not help    - usual advice that would not
+    Could not be read     what was passed over
+    Go on with            hbmtwin fit ..., the scenario file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from hbmtwin.allocators.oom import Cause
+from hbmtwin.cli.wrapping import wrap
+from hbmtwin.sim.explain.explanation import Explanation
+from hbmtwin.sim.explain.judge import Judgement
+from hbmtwin.sim.phrases import Lang, Phrase, Said
+
+WIDEST = 100
+"""Columns beyond which a sentence is harder to read, not easier."""
+MOST_JUDGEMENTS = 3
+
+SAYS = Phrase("What it says", "文本内容")
+WHY = Phrase("Why", "原因")
+CAUSE = Phrase("cause: {cause} ({name}){when}", "原因类型：{cause}（{name}）{when}")
+NO_CAUSE = Phrase(
+    "cause: not a shortage that the text gives figures for{when}", "原因类型：文本没有给出可判断的显存数字{when}"
+)
+ANOTHER = Phrase("Also (line {line}): {said}", "另外（第 {line} 行）：{said}")
+MORE = Phrase("{count} more failures are in the JSON", "另有 {count} 个失败，见 JSON 输出")
+BOOKS = Phrase("The books", "显存账目")
+HELPS = Phrase("What helps (any one of them, unless it says otherwise)", "有效的办法（除非另有说明，任选其一）")
+TRIED = Phrase(
+    "Tried by the memory budget (hbmtwin fit): each of these alone makes it start",
+    "经显存规划（hbmtwin fit）验证，以下任意一项即可启动",
+)
+CHECKED = Phrase("The memory budget beside it", "与显存规划对照")
+USELESS = Phrase("What does not help", "无效的办法")
+NOT_READ = Phrase("Not read", "未读懂的部分")
+GO_ON = Phrase("Go on with", "下一步")
+WRITTEN = Phrase("wrote {path}: hbmtwin fit {path}", "已写入 {path}：hbmtwin fit {path}")
+NOT_WRITTEN = Phrase(
+    "no scenario was written: the text tells neither model, device nor a setting",
+    "没有写场景文件：文本中没有模型、设备或参数",
+)
+CAN_WRITE = Phrase(
+    "--scenario FILE.toml writes what is known as a scenario file", "加 --scenario FILE.toml 可把已知信息写成场景文件"
+)
+WHEN = {
+    "start_up": Phrase(", at start-up", "，启动阶段"),
+    "run_time": Phrase(", at run time", "，推理阶段"),
+}
+NAMES = {
+    Cause.NEVER_FITS: Phrase("it can never fit", "永远放不下"),
+    Cause.ALLOCATOR_RULE: Phrase("a rule of the allocator", "分配器规则"),
+    Cause.EXTERNAL_FRAGMENTATION: Phrase("fragmentation", "外部碎片"),
+    Cause.GROWTH_COPY: Phrase("old copies of growing buffers", "增长缓冲区的旧副本"),
+    Cause.RESERVATION: Phrase("reserved and not filled", "预留未用"),
+    Cause.PARKED_HISTORY: Phrase("kept conversations", "保留的历史会话"),
+    Cause.OTHER_TENANT: Phrase("another process", "其他进程"),
+    Cause.RUNTIME_PEAK: Phrase("a peak of the step", "单步峰值"),
+    Cause.SHORTAGE: Phrase("plain shortage", "显存不足"),
+}
+
+
+class ExplainScreen:
+    """Prints one explanation on *console* in *lang*."""
+
+    def __init__(self, console: Console, lang: Lang) -> None:
+        self._console = console
+        self._lang: Lang = lang
+
+    def show(self, told: Explanation, scenario: Path | None = None) -> None:
+        """All of it, the verdict first."""
+        self._say(told.verdict, "bold red" if told.judgements or not told.understood else "bold green", sentence=True)
+        if told.direction is not None:
+            self._say(told.direction, "yellow", sentence=True)
+        self._list(SAYS, told.says, "  ")
+        for at, judgement in enumerate(told.judgements[:MOST_JUDGEMENTS]):
+            self._judgement(judgement, first=at == 0, tried=told.tried)
+        if (more := len(told.judgements) - MOST_JUDGEMENTS) > 0:
+            self._say(Said.of(MORE, count=more), "dim")
+        self._list(BOOKS, told.arithmetic, "  ")
+        if not told.judgements:
+            self._list(CHECKED, told.tried, "  ")
+        self._list(NOT_READ, told.not_read, "  ", "dim")
+        self._go_on(told, scenario)
+
+    def _judgement(self, judgement: Judgement, *, first: bool, tried: Iterable[Said]) -> None:
+        when = self._text(WHEN[judgement.when]) if judgement.when else ""
+        if not first:
+            self._console.print()
+            self._say(Said.of(ANOTHER, line=judgement.line, said=judgement.said), "bold red")
+        if judgement.cause is not None:
+            cause = Said.of(CAUSE, cause=judgement.cause.value, name=Said.of(NAMES[judgement.cause]), when=when)
+        else:
+            cause = Said.of(NO_CAUSE, when=when)
+        self._list(WHY, (cause, *judgement.arithmetic), "  ")
+        if first and tried and judgement.when == "start_up":
+            self._list(TRIED, tuple(tried), "+ ", "green")
+        self._list(HELPS, judgement.helps, "+ ", "green")
+        self._list(USELESS, judgement.does_not_help, "- ", "dim")
+
+    def _go_on(self, told: Explanation, scenario: Path | None) -> None:
+        lines: list[Said] = list(told.doubts)
+        if scenario is not None:
+            lines.append(Said.of(WRITTEN, path=scenario) if told.scenario else Said.of(NOT_WRITTEN))
+        elif told.scenario:
+            lines.append(Said.of(CAN_WRITE))
+        if not lines and not told.fit_command:
+            return
+        self._console.print()
+        self._say(GO_ON, "bold")
+        if told.fit_command:  # in one line, so that it can be copied
+            self._console.print(Text("  " + told.fit_command), soft_wrap=True)
+        for line in lines:
+            self._say(line, "", "  ")
+
+    def _list(self, heading: Phrase, said: Iterable[Said], mark: str, style: str = "") -> None:
+        sentences = tuple(said)
+        if not sentences:
+            return
+        self._console.print()
+        self._say(heading, "bold")
+        for sentence in sentences:
+            self._say(sentence, style, mark)
+
+    def _say(self, said: Said | Phrase, style: str = "", mark: str = "", *, sentence: bool = False) -> None:
+        """A sentence behind *mark*, whose continuation lines stand under its first word."""
+        text = self._text(said)
+        if sentence:
+            text = text[:1].upper() + text[1:] + ("." if self._lang == "en" else "。")
+        width = max(20, min(self._console.width, WIDEST) - len(mark))
+        for at, line in enumerate(wrap(text, width)):
+            self._console.print(Text((mark if at == 0 else " " * len(mark)) + line, style), soft_wrap=True)
+
+    def _text(self, said: Said | Phrase) -> str:
+        return (said if isinstance(said, Said) else Said.of(said)).text(self._lang)
