@@ -133,7 +133,7 @@ def _as_profiled(q: BudgetQuestion, b: MemoryBudget, why: Said) -> Said:
 def _too_few_states(q: BudgetQuestion, b: MemoryBudget) -> bool:
     """vLLM 0.27 (``config/compilation.py``): it captures full graphs of up to ``max_num_seqs`` sequences only where the
     pool has as many blocks, the null block among them."""
-    captures = q.rules.full_graphs and not q.enforce_eager
+    captures = q.rules.states_bound_sequences and not q.enforce_eager
     return captures and any(need.kind == "mamba" for need in b.groups) and q.max_num_seqs > b.num_blocks
 
 

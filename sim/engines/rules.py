@@ -87,6 +87,8 @@ class EngineRules:
     piecewise_graphs: bool = True
     full_graphs: bool = False
     """Whether sizes up to ``max_num_seqs`` are captured in full too."""
+    states_bound_sequences: bool = False
+    """Whether graphs in full are captured only where the pool has a block, and so a Mamba state, a sequence."""
     graph_streams: int = 0
     """Streams that captured graphs share, which bounds the number of sizes (Ascend); 0: no such bound."""
     graph_base_bytes: int = 0

@@ -63,6 +63,7 @@ TENSORRT_LLM = replace(
     charges_graphs=False,
     piecewise_graphs=False,
     full_graphs=True,
+    states_bound_sequences=False,
     non_torch_bytes={1: hundredths(25, 0, 50), 2: hundredths(45, 0, 210)},
     sources={
         **VLLM.sources,

@@ -13,8 +13,9 @@
     0.21 on       14 and a scratch    0.25 / 2.08                 subtracted, estimated         0.92
 
 V0 computes prompts whole unless told otherwise, and so profiles a batch of ``max_model_len`` tokens; above 32,768 it
-turns chunked prefill on by itself and profiles 2,048 (512 before 0.6.5). Read: vLLM 0.27.1 (``gpu_worker.py``,
-``arg_utils.py``, ``config/vllm.py``), ``arg_utils.py`` of the V0 line.
+turns chunked prefill on by itself and profiles 2,048 (512 before 0.6.5). That hybrids need a block a sequence is of
+early 2026 (issue 34094): from which release on was not read, 0.17 is supposed. Read: vLLM 0.27.1 (``gpu_worker.py``,
+``arg_utils.py``, ``config/vllm.py``, ``config/compilation.py``), ``arg_utils.py`` of the V0 line.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ VLLM = EngineRules(
     capture_sizes=SIZES_51,
     largest_capture_per_seq=2,
     full_graphs=True,
+    states_bound_sequences=True,
     graph_base_bytes=3 * GIB // 10,
     graph_layer_bytes=(17 * MIB // 100, MIB // 10, 24 * MIB // 100),
     graph_moe_bytes=hundredths(35, 0, 60),
@@ -177,6 +179,7 @@ VLLM_0_12 = replace(
     since=(0, 12),
     name="vLLM on CUDA, 0.12 to 0.16",
     logits_value_bytes=38,
+    states_bound_sequences=False,
     sampler_scratch=False,
     sources={
         **_BEFORE_0_19,
