@@ -9,10 +9,12 @@ The table stands in :mod:`hbmtwin.kernels.capability_rows`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from hbmtwin.kernels.capability_rows import ROWS
-from hbmtwin.kernels.capability_use import Row, Use, places, use_of
+from hbmtwin.kernels.capability_use import EIGHT_BIT, SIXTEEN_BIT, Row, Use, places, use_of
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 
 
@@ -66,19 +68,34 @@ def capability_findings(
         long_query=enable_prefix_caching or enable_chunked_prefill,
         block_size=block_size,
     )
-    found = [finding for row in ROWS if use.family in row.families and (finding := _asked(row, use)) is not None]
+    found = [finding for row in _rows(use) if (finding := _asked(row, use)) is not None]
     first = {finding.setting: finding for finding in reversed(found) if finding.refused}
     return tuple(finding for finding in found if first.get(finding.setting, finding) is finding)
 
 
+def _rows(use: Use) -> Iterator[Row]:
+    return (row for row in ROWS if use.family in row.families and (not row.engines or use.engine in row.engines))
+
+
+def _left(use: Use) -> tuple[str, ...]:
+    """Dtypes of the cache that no row refuses: those of 8 bits, or where none is left those of 16."""
+
+    def goes(name: str) -> bool:
+        other = replace(use, k=name, v=name)
+        return not any(row.refuses and row.setting == "kv_cache_dtype" and row.holds(other, name) for row in _rows(use))
+
+    return tuple(filter(goes, EIGHT_BIT[use.on.vendor])) or tuple(filter(goes, SIXTEEN_BIT))
+
+
 def _asked(row: Row, use: Use) -> CapabilityFinding | None:
-    """What the row says, of K before V."""
-    if row.engines and use.engine not in row.engines:
-        return None
+    """What the row says, of K before V. Nothing where it proposes other dtypes and another row refuses all of them."""
     asked = {"kv_cache_dtype": use.k, "v_dtype": use.v} if row.setting == "kv_cache_dtype" else {row.setting: use.k}
     for setting, kv in asked.items():
         if row.holds(use, kv):
-            filled = places(use, kv)
+            left = _left(use) if "{left}" in row.en else SIXTEEN_BIT
+            if not left:
+                continue
+            filled = places(use, kv, left)
             return CapabilityFinding(
                 row.key, setting, row.refuses, row.en.format(**filled), row.zh.format(**filled), row.source
             )

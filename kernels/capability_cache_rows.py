@@ -7,9 +7,11 @@ from hbmtwin.kernels.capability_use import (
     FLASHINFER_HEAD_DIMS,
     LATENTS,
     MAX_HEAD_DIM,
+    NO_BF16,
     NPU,
     NPU_NO_FP8,
     NPU_ONLY,
+    PER_TOKEN_HEAD,
     Row,
     apart,
     quantised,
@@ -17,6 +19,13 @@ from hbmtwin.kernels.capability_use import (
 )
 
 CACHE = (
+    Row(
+        *("bf16_kv", NO_BF16, (), "kv_cache_dtype", True),
+        lambda use, kv: kv == "bfloat16",
+        "{kv!r}: {chip} has no bfloat16; use one of {left}",
+        "{kv!r}：{chip} 不支持 bfloat16；可用 {left}",
+        "asc 9294 (910A); 310P: aclnnCast takes no bfloat16, LlamaFactory issue 7522",
+    ),
     Row(
         *("latent_npu", NPU, (), "kv_cache_dtype", True),
         lambda use, kv: use.latent and quantised(kv),
@@ -59,15 +68,15 @@ CACHE = (
     Row(
         *("int4_paged_npu", NPU, (), "kv_cache_dtype", True),
         lambda use, kv: use.paged and kv.startswith("int4"),
-        "int4 with a block table is not supported by {op}; use int8",
-        "{op} 在分页（block table）下不支持 int4；请改用 int8",
+        "int4 with a block table is not supported by {op}; use one of {left}",
+        "{op} 在分页（block table）下不支持 int4；可用 {left}",
         "op-plugin: FIA, dtypes of a paged cache",
     ),
     Row(
         *("int4_310p", ("310p", "910a"), (), "kv_cache_dtype", True),
         lambda use, kv: kv.startswith("int4"),
-        "{kv!r}: {op} reads int8 and 16 bits; use int8",
-        "{kv!r}：{op} 只支持 int8 和 16 位；请改用 int8",
+        "{kv!r}: {op} reads int8 and 16 bits; use one of {left}",
+        "{kv!r}：{op} 只支持 int8 和 16 位；可用 {left}",
         "op-plugin: incre flash attention; FIA, which reads int4, names A2 and A3",
     ),
     Row(
@@ -95,37 +104,30 @@ CACHE = (
     Row(
         *("npu_dtype_cuda", CUDA, (), "kv_cache_dtype", True),
         lambda use, kv: use.paged and kv in NPU_ONLY,
-        "{kv!r} is a dtype of the NPU ops; vLLM on CUDA takes fp8 or one of {cuda}",
-        "{kv!r} 是 NPU 算子的 dtype；CUDA 上的 vLLM 支持 fp8 或 {cuda}",
+        "{kv!r} is a dtype of the NPU ops; use one of {left}",
+        "{kv!r} 是 NPU 算子的 dtype；可用 {left}",
         "vLLM 0.27.1, config/cache.py",
     ),
     Row(
         *("fp8_head_ampere", ("ampere",), ("vllm",), "kv_cache_dtype", True),
         lambda use, kv: kv == "fp8_per_token_head",
-        "{kv!r} needs compute capability 8.9: only the Triton kernel reads it; use int8_per_token_head",
-        "{kv!r} 需要计算能力 8.9：只有 Triton 内核支持；请改用 int8_per_token_head",
+        "{kv!r} needs compute capability 8.9: only the Triton kernel reads it; use one of {left}",
+        "{kv!r} 需要计算能力 8.9：只有 Triton 内核支持；可用 {left}",
         "vLLM 0.27.1, v1/attention/backends/triton_attn.py; vllm 26431 (RTX 3090)",
     ),
     Row(
-        *("fp8_latent_ampere", ("ampere",), ("vllm",), "kv_cache_dtype", True),
-        lambda use, kv: use.latent and kv.startswith("fp8"),
-        "{kv!r} for a latent cache (MLA) needs compute capability 8.9; use auto",
-        "latent 缓存（MLA）用 {kv!r} 需要计算能力 8.9；请改用 auto",
-        "vLLM 0.27.1, v1/attention/backends/mla/triton_mla.py",
+        *("latent_ampere", ("ampere",), ("vllm",), "kv_cache_dtype", True),
+        lambda use, kv: use.latent and quantised(kv),
+        "{kv!r} for a latent cache (MLA): no backend reads it on {chip}; use one of {left}",
+        "latent 缓存（MLA）用 {kv!r}：{chip} 上没有后端支持；可用 {left}",
+        "vLLM 0.27.1, v1/attention/backends/mla/triton_mla.py: FP8 from compute capability 8.9",
     ),
     Row(
-        *("e5m2_latent_cuda", ("ada", "hopper"), ("vllm",), "kv_cache_dtype", True),
-        lambda use, kv: use.latent and kv == "fp8_e5m2",
-        "{kv!r} for a latent cache (MLA): no backend reads it; use fp8",
-        "latent 缓存（MLA）用 {kv!r}：没有后端支持；请改用 fp8",
+        *("latent_cuda", ("ada", "hopper"), ("vllm",), "kv_cache_dtype", True),
+        lambda use, kv: use.latent and kv in ("fp8_e5m2", *PER_TOKEN_HEAD),
+        "{kv!r} for a latent cache (MLA): no backend reads it; use one of {left}",
+        "latent 缓存（MLA）用 {kv!r}：没有后端支持；可用 {left}",
         "vLLM 0.27.1, v1/attention/backends/mla: supported_kv_cache_dtypes",
-    ),
-    Row(
-        *("e5m2_weights_cuda", CUDA, ("vllm",), "kv_cache_dtype", True),
-        lambda use, kv: use.method == "fp8" and kv == "fp8_e5m2",
-        "{kv!r} with an FP8 checkpoint: vLLM refuses it; use fp8",
-        "FP8 权重配 {kv!r}：vLLM 会拒绝；请改用 fp8",
-        "vLLM 0.27.1, model_executor/layers/attention/attention.py",
     ),
     Row(
         *("fp8_head_dim_ampere", ("ampere",), ("vllm",), "kv_cache_dtype", True),
@@ -133,11 +135,18 @@ CACHE = (
             not use.latent and kv in ("fp8", "fp8_e4m3", "fp8_e5m2") and use.model.head_dim not in FLASHINFER_HEAD_DIMS
         ),
         "{kv!r} with head_dim {head_dim} on {chip}: FlashInfer alone reads FP8 there, for head_dim {flashinfer}; use "
-        "auto or int8_per_token_head",
+        "one of {left}",
         "{chip} 上 head_dim 为 {head_dim} 时用 {kv!r}：那里只有 FlashInfer 支持 FP8，且 head_dim 须为 {flashinfer}；"
-        "请改用 auto 或 int8_per_token_head",
+        "可用 {left}",
         "vLLM 0.27.1, v1/attention/backends: flash_attn.py (FP8 with FA3 only), triton_attn.py (8.9), flashinfer.py; "
         "head_dim 512 came with FlashInfer's pull request 5044, 2026-09",
+    ),
+    Row(
+        *("e5m2_weights_cuda", CUDA, ("vllm",), "kv_cache_dtype", True),
+        lambda use, kv: use.method == "fp8" and kv == "fp8_e5m2",
+        "{kv!r} with an FP8 checkpoint: vLLM refuses it; use one of {left}",
+        "FP8 权重配 {kv!r}：vLLM 会拒绝；可用 {left}",
+        "vLLM 0.27.1, model_executor/layers/attention/attention.py",
     ),
     Row(
         *("fp8_kv_ampere", ("ampere",), ("vllm",), "kv_cache_dtype", False),

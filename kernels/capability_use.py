@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -30,6 +30,12 @@ NPU_ONLY = ("int8", "int8_per_token", "int4", "int4_per_token")
 """Dtypes of the cache that only ops of the NPU have."""
 PER_TOKEN_HEAD = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
 """Those of vLLM's Triton kernels, beside plain FP8."""
+
+EIGHT_BIT = {
+    "ascend": ("int8", "int8_per_token", "int8_per_token_head"),
+    "nvidia": ("fp8", "int8_per_token_head", "fp8_per_token_head"),
+}
+"""What is proposed in place of a dtype of the cache that does not go, by vendor."""
 
 HEAD_DIM_UNIT = {16: 16, 8: 32, 4: 64}
 """FIA: head_dim must be a multiple of this, by the bits of an element."""
@@ -205,12 +211,9 @@ def apart(use: Use) -> bool:
     return use.k != use.v and not {use.k, use.v} <= set(SIXTEEN_BIT)
 
 
-def places(use: Use, kv: str) -> dict[str, object]:
-    """What stands in the places of a row's text."""
-    model, on = use.model, FAMILIES[use.family]
-    integers = ("int8", "int8_per_token", "int8_per_token_head")
-    by_eight = on.vendor == "ascend" and not use.latent and model.head_dim % HEAD_DIM_UNIT[8] == 0
-    left = integers if by_eight and not kv.startswith("int8") else SIXTEEN_BIT
+def places(use: Use, kv: str, left: Sequence[str]) -> dict[str, object]:
+    """What stands in the places of a row's text; *left* are dtypes of the cache that no row refuses."""
+    model, on = use.model, use.on
     return {
         "engine": use.engine,
         "chip": on.called,
@@ -218,7 +221,6 @@ def places(use: Use, kv: str) -> dict[str, object]:
         "model": model.name,
         "kv": kv,
         "left": ", ".join(left),
-        "cuda": ", ".join(PER_TOKEN_HEAD),
         "head_dim": model.head_dim,
         "unit": unit_of(use, kv),
         "max_head_dim": MAX_HEAD_DIM,

@@ -8,6 +8,8 @@ from string import Formatter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hbmtwin.kernels.capabilities import CapabilityFinding, capability_findings
 from hbmtwin.kernels.capability_rows import ROWS
@@ -94,6 +96,7 @@ CASES: list[tuple[str, ModelShape, dict[str, Any], list[str]]] = [
     ("310p", MODEL, {"kv_cache_dtype": "int4", "paged": False, "dtype": "float16"}, ["int4_310p", "(gqa_310p)"]),
     ("310p", MODEL, {"kv_cache_dtype": "int8", "dtype": "float16", "engine": "vllm-ascend"}, ["quantised_310p"]),
     ("310p", MODEL, {"kv_cache_dtype": "int8", "dtype": "float16"}, ["(long_query_npu)"]),
+    ("310p", MODEL, {"kv_cache_dtype": "bfloat16", "dtype": "float16"}, ["bf16_kv"]),
     ("a2", MODEL, {"v_dtype": "int8"}, ["apart_npu"]),
     ("a2", MODEL, {"v_dtype": "int8", "paged": False}, []),
     ("a2", MODEL, {"v_dtype": "float16"}, []),
@@ -110,9 +113,10 @@ CASES: list[tuple[str, ModelShape, dict[str, Any], list[str]]] = [
         ("ampere", replace(MODEL, head_dim=size), {"engine": "vllm", "kv_cache_dtype": "fp8"}, ["fp8_head_dim_ampere"])
         for size in (96, 512)
     ),
-    ("ampere", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8"}, ["fp8_latent_ampere"]),
+    ("ampere", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8"}, ["latent_ampere"]),
     ("hopper", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8"}, []),
-    ("hopper", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8_e5m2"}, ["e5m2_latent_cuda"]),
+    ("ada", LATENT, {"engine": "vllm", "kv_cache_dtype": "int8_per_token_head"}, ["latent_cuda"]),
+    ("hopper", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8_e5m2"}, ["latent_cuda"]),
     (
         *("hopper", replace(MODEL, quantization=FP8), {"engine": "vllm", "kv_cache_dtype": "fp8_e5m2"}),
         ["e5m2_weights_cuda"],
@@ -197,7 +201,7 @@ def test_places_are_filled_for_every_family() -> None:
         )
         for row in ROWS:
             for text in (row.en, row.zh):
-                assert "{" not in text.format(**places(use, "auto"))
+                assert "{" not in text.format(**places(use, "auto", ()))
 
 
 def test_a_refusal_names_the_setting_and_the_cure() -> None:
@@ -217,6 +221,59 @@ def test_of_a_refused_setting_one_reason_is_told_and_no_warning() -> None:
     narrow = replace(MODEL, head_dim=96)
     assert keys("310p", narrow, kv_cache_dtype="int4", dtype="float16") == ["head_dim_npu"]
     assert keys("a2", kv_cache_dtype="int4", engine="vllm-ascend") == ["int4_paged_npu"]
+
+
+KV_DTYPES = (
+    *("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int8_per_token", "int4"),
+    *("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "int4_per_token"),
+)
+
+
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    engine=st.sampled_from(["", "vllm", "vllm-ascend", "sglang", "mindie", "tensorrt-llm"]),
+    model=st.sampled_from([MODEL, LATENT, WINDOWS, replace(MODEL, num_kv_heads=32)]),
+    head_dim=st.sampled_from([64, 80, 96, 100, 128, 256, 512, 1024]),
+    quantization=st.sampled_from([None, FP8, W8A8, AWQ, GPTQ, MXFP4, INT8]),
+    dtype=st.sampled_from(["auto", "float16", "bfloat16"]),
+    kv=st.sampled_from(KV_DTYPES),
+    v=st.sampled_from([None, *KV_DTYPES]),
+    paged=st.booleans(),
+    caching=st.booleans(),
+    block_size=st.sampled_from([None, 8, 16, 64, 128, 256]),
+)
+def test_what_is_proposed_instead_goes(
+    family: str,
+    engine: str,
+    model: ModelShape,
+    head_dim: int,
+    quantization: Quantization | None,
+    dtype: str,
+    kv: str,
+    v: str | None,
+    paged: bool,
+    caching: bool,
+    block_size: int | None,
+) -> None:
+    shape = replace(model, head_dim=head_dim, quantization=quantization)
+    asked: dict[str, Any] = {
+        "engine": engine,
+        "dtype": dtype,
+        "paged": paged,
+        "block_size": block_size,
+        "enable_prefix_caching": caching,
+        "enable_chunked_prefill": caching,
+    }
+    found = findings(family, shape, kv_cache_dtype=kv, v_dtype=v, **asked)
+    refused = [finding.setting for finding in found if finding.refused]
+    assert len(set(refused)) == len(refused)
+    assert not {finding.setting for finding in found if not finding.refused} & set(refused)
+    for finding in found:
+        assert "{" not in finding.en + finding.zh
+        if finding.setting in ("kv_cache_dtype", "v_dtype") and "use one of " in finding.en:
+            for name in finding.en.rpartition("use one of ")[2].split(", "):
+                again = findings(family, shape, kv_cache_dtype=name, **asked)
+                assert not any(f.refused and f.setting == "kv_cache_dtype" for f in again), (finding, name)
 
 
 def test_an_unknown_family_is_refused_and_nothing_is_known_of_none() -> None:
