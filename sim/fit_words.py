@@ -28,13 +28,16 @@ LABELS: Mapping[str, Phrase] = {
     "run-time sampler": Phrase("sampler at run time", "运行时采样"),
     "operators": Phrase("kept for operators", "算子工作区预留"),
     "KV cache": Phrase("KV cache", "KV 缓存"),
-    "unplanned": Phrase("not planned", "未规划余量"),
+    "unplanned": Phrase("left over", "未规划余量"),
 }
 """By the item of a budget line."""
 DEVICE_SUM = Phrase("the device", "整卡显存")
 
-TITLE = Phrase("{model} on {devices}, {engine}", "{model}，{devices}，{engine}")
-NUMBERS_ALONE = Phrase("{model}, {engine}", "{model}，{engine}")
+TITLE = Phrase("{model} on {devices}, {engine}: {verdict}", "{model}，{devices}，{engine}：{verdict}")
+NUMBERS_ALONE = Phrase("{model}, {engine}: {verdict}", "{model}，{engine}：{verdict}")
+SHORT_STARTS = Phrase("starts", "可以启动")
+SHORT_MAY_NOT = Phrase("may not start", "可能无法启动")
+SHORT_DOES_NOT = Phrase("does not start", "无法启动")
 GIVEN_NUMBERS = Phrase("The numbers that were given", "按给定数值")
 DEVICE_GIVEN = Phrase("a device of that memory", "给定显存的设备")
 DEVICES = Phrase("{count} x {device}", "{count} × {device}")
@@ -69,6 +72,10 @@ WHAT_IS_KV = Phrase(
     "The KV cache is where the engine keeps what it has read and written of every running request: it decides how many "
     "run at once.",
     "KV 缓存存放每个运行中请求已读入和已生成的内容，它的大小决定能同时运行多少请求。",
+)
+SOURCES = Phrase(
+    "Estimates are fits to public boot logs; --json has the source of every line.",
+    "估算值由公开启动日志拟合得到；--json 给出每一行的来源。",
 )
 LOG = Phrase("The engine would write in its log", "引擎启动日志将打印")
 HOW = Phrase("How blocks become tokens and requests", "块数、token 数与并发的换算")
@@ -146,7 +153,7 @@ SMALLEST = Phrase("Any one of these changes alone makes it start", "以下任意
 SMALLEST_FOR_MEMORY = Phrase(
     "For memory alone, any one of these changes would do", "仅就显存而言，以下任意一项改动即可"
 )
-RESULT = Phrase("{tokens} tokens, {ratio} requests of {length}", "{tokens} 个 token，{ratio} 条 {length} token 的请求")
+RESULT = Phrase("{tokens} tokens = {ratio} x {length}", "{tokens} 个 token = {ratio} × {length}")
 NOT_ALONE = Phrase("Not enough alone: {names}.", "单独改动以下参数仍不够：{names}。")
 NOTHING = Phrase(
     "No single change makes it start: take a smaller model, or more memory.",
@@ -156,15 +163,15 @@ NOTE = Phrase("note: {text}", "提示：{text}")
 
 
 def title(fit: Fit) -> Said:
-    """What is planned on what."""
+    """What is planned on what, and whether it starts."""
     q = fit.question
     model: object = Said.of(GIVEN_NUMBERS) if q.model.name == GIVEN_SIZES else q.model.name
     device: object = Said.of(DEVICE_GIVEN) if q.device.name == GIVEN_SIZES else q.device.name
     ranks = q.ranks.tensor * q.ranks.pipeline * q.ranks.data
-    if q.device.name == GIVEN_SIZES and not q.rules.claims_free:
-        return Said.of(NUMBERS_ALONE, model=model, engine=q.rules.name)
     devices = Said.of(DEVICES, count=ranks, device=device) if ranks > 1 else device
-    return Said.of(TITLE, model=model, devices=devices, engine=q.rules.name)
+    short = SHORT_DOES_NOT if not fit.fits else SHORT_MAY_NOT if fit.may_not_start is not None else SHORT_STARTS
+    phrase = NUMBERS_ALONE if q.device.name == GIVEN_SIZES and not q.rules.claims_free else TITLE
+    return Said.of(phrase, model=model, devices=devices, engine=q.rules.name, verdict=Said.of(short))
 
 
 def settings(fit: Fit) -> list[Said]:

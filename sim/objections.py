@@ -37,6 +37,12 @@ REQUEST_TOO_LONG = Phrase(
     "one request of max_model_len {length} needs {need} of KV and there are {kv}, room for {tokens} tokens",
     "一条 max_model_len {length} 的请求需要 {need} KV 缓存，而只有 {kv}，能容纳 {tokens} 个 token",
 )
+BLOCK_TOO_LARGE = Phrase(
+    "block_size {size} is too large: a block takes {block}, so that one request of {length} tokens needs {need} where "
+    "its tokens alone need {tokens}, and there are {kv} for KV",
+    "block_size {size} 过大：每块占 {block}，一条 {length} token 的请求因此需要 {need}，"
+    "而这些 token 本身只需要 {tokens}，KV 缓存可用 {kv}",
+)
 NO_ROOM_FOR_GRAPHS = Phrase(
     "the graph pool ({graphs}) is captured outside the utilisation and exceeds what that leaves by {missing}",
     "图捕获的显存池（{graphs}）不在 gpu_memory_utilization 额度之内，超出余量 {missing}",
@@ -101,6 +107,20 @@ def objection(q: BudgetQuestion, b: MemoryBudget, request_blocks: int) -> Said |
             usable=Size(b.usable_bytes),
         )
         return _as_profiled(q, b, why)
+    if (
+        not b.groups
+        and b.num_blocks < request_blocks
+        and b.kv_bytes >= (tokens := q.max_model_len * b.kv_bytes_per_token)
+    ):
+        return Said.of(
+            BLOCK_TOO_LARGE,
+            size=Count(b.block_size),
+            block=Size(b.block_bytes),
+            length=Count(q.max_model_len),
+            need=Size(request_blocks * b.block_bytes),
+            tokens=Size(tokens),
+            kv=Size(b.kv_bytes),
+        )
     if b.num_blocks < request_blocks:
         why = Said.of(
             REQUEST_TOO_LONG,

@@ -94,6 +94,8 @@ class FitScreen:
             self._console.print(row, soft_wrap=True)
         row = Text("  " + _pad(labels[-1], label_width) + "  " + _gib(total).rjust(size_width) + "  ", "bold")
         self._console.print(row.append("─" * edges[-1][1]), soft_wrap=True)
+        if any(line.low != line.high for line in lines):
+            self._say(words.SOURCES, "dim", 2)
         self._say(words.WHAT_IS_KV, "dim", 2)
 
     def _log(self, fit: Fit) -> None:

@@ -41,7 +41,7 @@ def test_one_that_does_not_exits_with_3_and_names_the_smallest_changes(shell: Sh
     code, out, err = shell(*TOO_LONG)
     assert (code, err) == (3, "")
     assert "It does not start: one request of max_model_len 131072 needs 16.00 GiB" in out
-    assert re.search(r"max_model_len 96256 +96,256 tokens, 1\.00 requests of 96,256", out)
+    assert re.search(r"max_model_len 96256 +96,256 tokens = 1\.00 x 96,256", out)
     assert "Not enough alone: gpu_memory_utilization" in out
 
 
