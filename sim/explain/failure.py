@@ -12,6 +12,7 @@ apart; where they disagree the figures do not settle the cause.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -33,6 +34,19 @@ DRIVER_REST_BYTES = GIB
 
 EXABYTE = 1 << 60
 
+MOST_NEIGHBOURS = 1_000
+"""Findings of a kind that are looked at beside a failure: more than the ranks, devices and processes of a paste."""
+_NEIGHBOURS = {
+    "npu_smi_device": "device",
+    "nvidia_smi_device": "device",
+    "npu_smi_process": "process",
+    "nvidia_smi_process": "process",
+    "memory_summary": "table",
+    "memory_stats": "table",
+    "moment": "moment",
+    "setting": "setting",
+}
+
 
 class Tenant(NamedTuple):
     """Another process on the device."""
@@ -40,6 +54,40 @@ class Tenant(NamedTuple):
     pid: int
     """0: not told."""
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What was read beside the failures, by what it is good for; of each the last, which is nearest to the end."""
+
+    devices: tuple[Finding, ...]
+    processes: tuple[Finding, ...]
+    tables: tuple[Finding, ...]
+    """Summaries of allocators."""
+    weights: tuple[Finding, ...]
+    moments: tuple[Finding, ...]
+    confs: tuple[str, ...]
+    """Texts of PYTORCH_..._ALLOC_CONF."""
+    settings: Mapping[str, int]
+
+    @classmethod
+    def of(cls, findings: Sequence[Finding]) -> Around:
+        """Sorted out once for all failures of a text. O(findings)."""
+        by_kind: dict[str, deque[Finding]] = {}
+        for finding in findings:
+            kind = "weights" if "weights_bytes" in finding.numbers else _NEIGHBOURS.get(finding.kind, "")
+            by_kind.setdefault(kind, deque(maxlen=MOST_NEIGHBOURS)).append(finding)
+        of = {kind: tuple(found) for kind, found in by_kind.items()}
+        settings = of.get("setting", ())
+        return cls(
+            devices=of.get("device", ()),
+            processes=of.get("process", ()),
+            tables=of.get("table", ()),
+            weights=of.get("weights", ()),
+            moments=of.get("moment", ()),
+            confs=tuple(conf for other in settings for conf in other.words.values()),
+            settings={name: int(value) for other in settings for name, value in other.numbers.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +126,8 @@ class Failure:
         return int(max(0, allowed - (self.reserved or 0)))
 
 
-def failure_of(finding: Finding, around: Sequence[Finding]) -> Failure:
-    """What *finding*, one of :data:`KINDS`, and its neighbours tell of one failed request. O(findings)."""
+def failure_of(finding: Finding, around: Around) -> Failure:
+    """What *finding*, one of :data:`KINDS`, and its neighbours tell of one failed request. O(neighbours)."""
     numbers = {**_summary(finding, around), **finding.numbers}
     family = finding.words.get("family", "CUDA")
     asked = Printed(EXABYTE) if finding.words.get("refused") == "1EB" else _printed(numbers, "asked_bytes")
@@ -200,7 +248,7 @@ def _largest(asked: Printed | None, left: Printed | None) -> int:
 
 def _tenants(
     finding: Finding,
-    around: Sequence[Finding],
+    around: Around,
     family: str,
     reserved: Printed | None,
     own: Printed | None,
@@ -230,40 +278,35 @@ def _tenants(
     return ((Tenant(0, rest),), True) if rest > 0 else ((), False)
 
 
-def _listed_by_device_tool(finding: Finding, around: Sequence[Finding]) -> list[Tenant]:
+def _listed_by_device_tool(finding: Finding, around: Around) -> list[Tenant]:
     """Processes on the same device in a listing that was pasted too: by torch's index, or the only device."""
     index = finding.numbers.get("device")
-    devices = [other for other in around if other.kind in ("npu_smi_device", "nvidia_smi_device")]
-    chosen = [other for other in devices if len(devices) == 1 or other.numbers["index"] == index]
+    chosen = [other for other in around.devices if len(around.devices) == 1 or other.numbers["index"] == index]
     if not chosen:
         return []
     place = chosen[-1].numbers
     process = chosen[-1].kind.replace("_device", "_process")
     seen: dict[int, int] = {}
-    for other in around:
+    for other in around.processes:
         same = other.kind == process and other.numbers["device"] == place["device"]
         if same and other.numbers.get("chip") == place.get("chip"):
             seen[int(other.numbers["pid"])] = int(other.numbers["used_bytes"])
     return [Tenant(pid, used) for pid, used in seen.items()]
 
 
-def _summary(finding: Finding, around: Sequence[Finding]) -> dict[str, int | float]:
+def _summary(finding: Finding, around: Around) -> dict[str, int | float]:
     """What a summary of the same rank tells of an allocator whose message is silent."""
     if finding.kind in ("torch_oom", "npu_oom") and "allocated_bytes" in finding.numbers:
         return {}
-    tables = [other for other in around if other.kind in ("memory_summary", "memory_stats")]
-    same = [other for other in tables if other.rank == finding.rank]
+    same = [other for other in around.tables if other.rank == finding.rank]
     names = ("allocated_bytes", "active_bytes", "reserved_bytes")
     return {name: same[-1].numbers[name] for name in names if name in same[-1].numbers} if same else {}
 
 
-def _weights(finding: Finding, around: Sequence[Finding]) -> int:
+def _weights(finding: Finding, around: Around) -> int:
     """The weights of that rank, when a boot log told them."""
-    for other in around:
-        weights = other.numbers.get("weights_bytes")
-        if weights is not None and other.rank in (finding.rank, ""):
-            return int(weights)
-    return 0
+    told = [int(other.numbers["weights_bytes"]) for other in around.weights if other.rank in (finding.rank, "")]
+    return told[-1] if told else 0
 
 
 def _printed(numbers: Mapping[str, int | float], name: str) -> Printed | None:

@@ -10,6 +10,7 @@ One failure is told many times: by the worker, by its parent, by the driver belo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from hbmtwin.allocators.oom import Cause, OomFacts
 from hbmtwin.sim.explain.advice import Situation, does_not_help, helps
 from hbmtwin.sim.explain.arithmetic import NEARLY_FULL, books
 from hbmtwin.sim.explain.circumstances import When
-from hbmtwin.sim.explain.failure import EXABYTE, KINDS, Failure, failure_of
+from hbmtwin.sim.explain.failure import EXABYTE, KINDS, Around, Failure, failure_of
 from hbmtwin.sim.explain.findings import Finding
 from hbmtwin.sim.phrases import Phrase, Said
 
@@ -85,6 +86,8 @@ PREEMPTED = Phrase(
 SAME_STORY_LINES = 200
 """A driver's word within so many lines of an allocator's message of the same rank tells the same failure."""
 TRACEBACK_LINES = 400
+MOST_FAILURES = 64
+"""Judged of one text: one a rank on eight nodes. What failed later failed because of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +114,12 @@ class Judgement:
 
 
 def judge(findings: Sequence[Finding]) -> list[Judgement]:
-    """One judgement for each failed request that *findings* tell, in their order. O(failures x findings)."""
-    return [_judged(finding, findings) for finding in _failures(findings)]
+    """One judgement for each of the first :data:`MOST_FAILURES` failed requests that *findings* tell, in their order.
+
+    O(findings x log(findings) + failures x neighbours), where a text has few of either.
+    """
+    around = Around.of(findings)
+    return [_judged(finding, around) for finding in _failures(findings)]
 
 
 def _failures(findings: Sequence[Finding]) -> list[Finding]:
@@ -120,41 +127,43 @@ def _failures(findings: Sequence[Finding]) -> list[Finding]:
     kept: list[Finding] = []
     seen: set[tuple[object, ...]] = set()
     told = [finding for finding in findings if finding.kind in KINDS]
-    allocators = [finding for finding in told if not finding.kind.endswith("driver_oom")]
+    allocators: dict[str | None, list[int]] = {}
+    for finding in told:
+        if not finding.kind.endswith("driver_oom"):
+            for key in (finding.rank, None):
+                allocators.setdefault(key, []).append(finding.line)
     for finding in told:
         driver = finding.kind.endswith("driver_oom")
-        key: tuple[object, ...] = (
-            finding.rank if driver else "",
-            finding.kind,
-            tuple(sorted(finding.numbers.items())),
-            tuple(sorted(finding.words.items())),
-        )
-        if driver and any(_same_story(finding, other) for other in allocators):
+        what = (tuple(sorted(finding.numbers.items())), tuple(sorted(finding.words.items())))
+        key_of_failure = (finding.rank if driver else "", finding.kind, *what)
+        ranks = (finding.rank, "") if finding.rank else (None,)
+        if driver and any(_is_near(finding.line, allocators.get(rank, [])) for rank in ranks):
             continue
-        if key not in seen:
-            seen.add(key)
+        if key_of_failure not in seen:
+            seen.add(key_of_failure)
             kept.append(finding)
+            if len(kept) == MOST_FAILURES:
+                break
     return kept
 
 
-def _same_story(driver: Finding, allocator: Finding) -> bool:
-    """Whether a driver's word lies under an allocator's message: near it, and not of another rank."""
-    near = abs(driver.line - allocator.line) <= SAME_STORY_LINES
-    return near and (driver.rank == allocator.rank or "" in (driver.rank, allocator.rank))
+def _is_near(line: int, lines: list[int]) -> bool:
+    """Whether one of the sorted *lines* belongs to the story that *line* tells. O(log(lines))."""
+    at = bisect_left(lines, line - SAME_STORY_LINES)
+    return at < len(lines) and lines[at] <= line + SAME_STORY_LINES
 
 
-def _judged(finding: Finding, findings: Sequence[Finding]) -> Judgement:
-    failure = failure_of(finding, findings)
-    when, phase = _moment(finding, findings)
-    settings = [other for other in findings if other.kind == "setting"]
+def _judged(finding: Finding, around: Around) -> Judgement:
+    failure = failure_of(finding, around)
+    when, phase = _moment(finding, around.moments)
     cause = failure.causes[0] if len(failure.causes) == 1 else None
     situation = Situation(
         cause,
         when,
         phase,
-        expandable_on=any("expandable_segments:True" in words for other in settings for words in other.words.values()),
-        hccl_buffsize_mib=_last(settings, "HCCL_BUFFSIZE"),
-        task_queue=_last(settings, "TASK_QUEUE_ENABLE"),
+        expandable_on=any("expandable_segments:True" in conf for conf in around.confs),
+        hccl_buffsize_mib=around.settings.get("HCCL_BUFFSIZE"),
+        task_queue=around.settings.get("TASK_QUEUE_ENABLE"),
     )
     return Judgement(
         cause,
@@ -200,18 +209,13 @@ def _tenants(failure: Failure, cause: Cause) -> dict[str, object]:
     return {"tenants": format_size(failure.facts.tenants_bytes)} if cause is Cause.OTHER_TENANT else {}
 
 
-def _moment(finding: Finding, findings: Sequence[Finding]) -> tuple[When | None, str]:
+def _moment(finding: Finding, moments: Sequence[Finding]) -> tuple[When | None, str]:
     """When it failed: as its own traceback tells, else another rank's, else as the log around it does."""
-    moments = [other for other in findings if other.kind == "moment"]
     frames = [other for other in moments if other.words["phase"] not in ("serving", "failed_start")]
-    for ranks in ((finding.rank,), None):
-        before = [
-            other
-            for other in frames
-            if 0 <= finding.line - other.line <= TRACEBACK_LINES and (ranks is None or other.rank in ranks)
-        ]
-        if before:
-            return _when(before[-1]), before[-1].words["phase"]
+    before = [other for other in frames if 0 <= finding.line - other.line <= TRACEBACK_LINES]
+    for nearest in ([other for other in before if other.rank == finding.rank], before):
+        if nearest:
+            return _when(nearest[-1]), nearest[-1].words["phase"]
     if any(other.words["phase"] == "failed_start" for other in moments):
         return "start_up", ""
     if any(other.words["phase"] == "serving" and other.line < finding.line for other in moments):
@@ -221,8 +225,3 @@ def _moment(finding: Finding, findings: Sequence[Finding]) -> tuple[When | None,
 
 def _when(moment: Finding) -> When:
     return "start_up" if moment.words["when"] == "start_up" else "run_time"
-
-
-def _last(settings: Sequence[Finding], name: str) -> int | None:
-    values = [int(other.numbers[name]) for other in settings if name in other.numbers]
-    return values[-1] if values else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from hbmtwin.allocators.caching.messages import format_size
@@ -22,6 +22,9 @@ from hbmtwin.sim.explain.findings import Line
 
 PASSAGE_CHARACTERS = 2_000
 """More than the longest message of an allocator without its white space."""
+
+MOST_PASSAGES = 2_000
+"""Of one text and kind: one failure has up to ten on each rank, and the first failures are those that matter."""
 
 SHIFTS = {"bytes": 0, "byte": 0, "B": 0, "KiB": 10, "KB": 10, "MiB": 20, "MB": 20, "GiB": 30, "GB": 30, "TiB": 40}
 """Torch, npu-smi and nvidia-smi write MB and GB for units of 1024."""
@@ -101,9 +104,12 @@ class Passage(NamedTuple):
 
 
 def passages(lines: Sequence[Line], begin: re.Pattern[str]) -> Iterator[Passage]:
-    """Every place where *begin* matches a rank's text, up to the next place. White space counts for nothing, so
-    that a message is found wherever it was broken. O(characters)."""
+    """The first :data:`MOST_PASSAGES` places where *begin* matches a rank's text, each up to the next place.
+
+    White space counts for nothing, so that a message is found wherever it was broken. O(characters).
+    """
     by_rank: dict[str, list[Line]] = {}
+    left = MOST_PASSAGES
     for line in lines:
         by_rank.setdefault(line.rank, []).append(line)
     for rank, own in by_rank.items():
@@ -114,8 +120,10 @@ def passages(lines: Sequence[Line], begin: re.Pattern[str]) -> Iterator[Passage]
         for piece in pieces:
             starts.append(end)
             end += len(piece)
-        places = [found.start() for found in begin.finditer(text)]
-        places.append(len(text))
+        places = [found.start() for found in islice(begin.finditer(text), left + 1)]
+        if len(places) <= left:
+            places.append(len(text))
+        left -= len(places) - 1
         for place, stop in pairwise(places):
             number = own[bisect_right(starts, place) - 1].number
             message = text[place : min(stop, place + PASSAGE_CHARACTERS)]
