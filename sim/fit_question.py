@@ -18,10 +18,11 @@ from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.allocators.records import KVDtype, KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_layers
+from hbmtwin.kernels.weights import check_tensor_parallel
 from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.catalog.errors import CatalogError
-from hbmtwin.sim.engines import GIB, EngineArgs, EngineRules, Settings, engine_rules, rules_for, settings_of
+from hbmtwin.sim.engines import GIB, EngineArgs, EngineRules, Ranks, Settings, engine_rules, rules_for, settings_of
 from hbmtwin.sim.engines.figures import NOTHING
 from hbmtwin.sim.fit_kernels import quantised
 from hbmtwin.sim.fit_options import AUTO_LENGTH, ENGINES_OF, Argument, FitError, check_options, flag
@@ -161,6 +162,8 @@ class _Resolver:
         tp = self._take("tensor_parallel_size", 1)
         pp = self._take("pipeline_parallel_size", 1)
         try:
+            data, expert = self._take("data_parallel_size", 1), self._take("enable_expert_parallel", False)
+            check_tensor_parallel(model, tp, expert_ranks=Ranks(tp, pp, data, expert).of_whole_experts)
             settings = self._settings(model, device, rules, tp, pp)
             layout = self._layout(model, tp)
             measured = {name: self._take(name) for name in Measured.__dataclass_fields__}
@@ -187,8 +190,8 @@ class _Resolver:
                 sinks=self._told.get("sinks", (0,))[0],
                 mamba_mode=self._mamba_mode(model),
                 layers=stage_layers(model.num_layers, pp, self._told.get("layer_partition", (None,))[0]),
-                data_parallel_size=self._take("data_parallel_size", 1),
-                enable_expert_parallel=self._take("enable_expert_parallel", False),
+                data_parallel_size=data,
+                enable_expert_parallel=expert,
                 enforce_eager=settings.enforce_eager,
                 num_speculative_tokens=self._take("num_speculative_tokens", 0),
                 kv_cache_memory_bytes=self._kv_cache_memory_bytes(),
