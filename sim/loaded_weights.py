@@ -13,24 +13,38 @@ one by one as the engine makes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import lru_cache
 
 from hbmtwin.allocators.caching.allocator import CachingAllocator
 from hbmtwin.allocators.caching.config import CachingConfig
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.records import Tag
+from hbmtwin.kernels.records import ModelShape
+from hbmtwin.kernels.weights import weight_tensors
 
 ROOM_BYTES = 1 << 46
 """More than any rank holds: whether the weights fit is another question."""
 
 
-def loaded_bytes(tensors: Iterable[tuple[str, int]], vendor: str) -> int:
-    """Bytes of the blocks that *tensors*, ``(name, bytes)`` in turn, take in the allocator of that vendor's torch.
+@lru_cache(maxsize=256)
+def loaded_weight_bytes(
+    model: ModelShape,
+    vendor: str,
+    tensor_parallel_size: int = 1,
+    *,
+    expert_ranks: int = 1,
+    data_parallel_size: int = 1,
+) -> int:
+    """Bytes of the blocks that the weights of one rank take in the allocator of that vendor's torch; at least their
+    sum. The other arguments are those of :func:`~hbmtwin.kernels.weights.weight_tensors`.
 
-    At least their sum. O(tensors x log tensors): a few ms for a large model.
+    O(tensors), a few ms for a large model; once for each split. Raise ValueError when the model cannot be split so.
     """
     config = CachingConfig(flavour="torch_npu" if vendor == "ascend" else "torch_cuda")
     allocator = CachingAllocator(HbmDriver(ROOM_BYTES), config)
+    tensors = weight_tensors(
+        model, tensor_parallel_size, expert_ranks=expert_ranks, data_parallel_size=data_parallel_size
+    )
     for _, size in tensors:
         allocator.malloc(size, tag=Tag.WEIGHT)
     return allocator.stats()["allocated_bytes.all.current"]
