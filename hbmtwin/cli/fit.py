@@ -56,7 +56,7 @@ def _read(parse: Callable[[str], Any], text: str) -> int:
 
 ENGINES = "vLLM's arguments"
 OTHERS = "Other engines' names"
-MEASURED = "Measured values of one rank, in place of estimates: 8709734400 or 8.11GiB"
+MEASURED = "Measured values of one rank, in place of estimates: 8708046192 or 8.11GiB"
 
 
 class FitCommand(TyperCommand):

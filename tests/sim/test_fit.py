@@ -1,0 +1,206 @@
+"""``fit`` by name: one function behind every surface, records that are frozen, phrases that say the same twice."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import string
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hbmtwin
+from hbmtwin.sim.budget_range import objection_at_the_bad_end, objection_at_the_good_end
+from hbmtwin.sim.catalog import device, model
+from hbmtwin.sim.catalog.errors import CatalogError
+from hbmtwin.sim.fit import fit
+from hbmtwin.sim.fit_options import FitError, FitOptions, check_options
+from hbmtwin.sim.fit_question import ask
+from hbmtwin.sim.memory_budget import DoesNotFit, budget_of
+from hbmtwin.sim.phrases import LANGUAGES, Phrase, Said
+from hbmtwin.sim.scenario import Scenario
+from hbmtwin.sim.server_plan import ServerPlan
+from hbmtwin.sim.sizes import parse_bytes, parse_count
+
+GIB = 1 << 30
+
+SCENARIOS = [
+    {},
+    {"model.name": "llama-3.1-8b", "engine.max_model_len": 131_072},
+    {"model.name": "llama-3.1-8b", "device.name": "a100-80gb", "engine.tensor_parallel_size": 2},
+    {"model.name": "llama-2-70b", "device.name": "ascend-910b2", "engine.pipeline_parallel_size": 4},
+    {"model.name": "gemma-2-27b", "device.name": "a100-80gb", "scheduler.max_num_batched_tokens": 8192},
+    {"model.name": "bamba-9b", "device.name": "a100-80gb", "kv_cache.enable_prefix_caching": True},
+    {"device.memory_bytes": 20 * GIB, "device.other_tenant_bytes": 1 * GIB, "kv_cache.dtype": "int8"},
+    {"memory.activation_bytes": 3 * GIB, "scheduler.enable_chunked_prefill": False},
+]
+
+
+@pytest.mark.parametrize("keys", SCENARIOS)
+def test_fit_on_a_scenario_is_the_budget_that_run_plans_with(keys: dict[str, Any], tmp_path: Path) -> None:
+    scenario = Scenario.of(keys)
+    file = tmp_path / "scenario.toml"
+    file.write_text(scenario.to_toml(), encoding="utf-8")
+    found = fit(scenario=file).budget
+    try:
+        planned = ServerPlan(scenario).budget
+    except DoesNotFit as refusal:
+        planned = refusal.budget
+    assert found.lines == planned.lines
+    assert (found.fits, found.num_blocks, found.kv_tokens, found.stage, found.groups) == (
+        *(planned.fits, planned.num_blocks, planned.kv_tokens, planned.stage, planned.groups),
+    )
+    assert planned.reason.startswith(found.reason)
+
+
+def test_it_is_a_public_name_and_takes_names_or_records() -> None:
+    by_name = hbmtwin.fit("llama-2-7b", "ascend-910b4")
+    by_record = hbmtwin.fit(model("llama-2-7b"), device("ascend-910b4"))
+    by_keyword = fit(model="llama-2-7b", device="ascend-910b4")
+    assert by_name.to_dict() == by_keyword.to_dict()
+    assert by_name.budget == by_record.budget
+    assert json.loads(json.dumps(by_record.to_dict("zh"))) == by_record.to_dict("zh")
+    changed: Any = by_name
+    with pytest.raises(FrozenInstanceError):
+        changed.may_start = True
+
+
+def test_every_option_can_be_given_and_is_told_as_given() -> None:
+    answer = fit(
+        model="qwen3-30b-a3b",
+        device="h100-80gb",
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        data_parallel_size=2,
+        enable_expert_parallel=True,
+        max_model_len=8192,
+        max_num_seqs=64,
+        max_num_batched_tokens=4096,
+        gpu_memory_utilization=0.85,
+        block_size=32,
+        kv_cache_dtype="fp8",
+        dtype="bfloat16",
+        quantization="fp8",
+        enable_prefix_caching=False,
+        enable_chunked_prefill=True,
+        enforce_eager=True,
+        num_speculative_tokens=2,
+        other_tenant_bytes=GIB,
+    )
+    q = answer.question
+    assert (q.ranks.tensor, q.ranks.pipeline, q.ranks.data, q.ranks.expert) == (2, 2, 2, True)
+    assert (q.max_model_len, q.max_num_seqs, q.max_num_batched_tokens, q.block_size) == (8192, 64, 4096, 32)
+    assert (q.gpu_memory_utilization, q.enforce_eager, q.num_speculative_tokens) == (0.85, True, 2)
+    assert q.layout.dtype.bits == 8
+    assert q.model.quantization is not None
+    assert all(argument.origin == "given" for argument in answer.arguments if argument.name != "engine")
+
+
+def test_quantised_weights_are_smaller_by_their_bits() -> None:
+    sizes = {
+        method: fit("llama-3.1-8b", "h100-80gb", **({"quantization": method} if method else {})).budget.weights_bytes
+        for method in ("", "fp8", "awq")
+    }
+    assert 0.5 < sizes["fp8"] / sizes[""] < 0.6  # embedding and head stay in 16 bits
+    assert 0.3 < sizes["awq"] / sizes[""] < 0.4
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    with pytest.raises(FitError, match=r"--max-num-sequences: no such option; did you mean --max-num-seqs\?"):
+        check_options({"max_num_sequences": 4})
+    with pytest.raises(CatalogError, match=r"did you mean 'ascend-910b4'"):
+        fit("llama-2-7b", "ascend-910b5x")
+    with pytest.raises(FitError, match="the weights of deepseek-r1 are 'fp8'"):
+        fit("deepseek-r1", "h200", quantization="awq", tensor_parallel_size=8)
+
+
+def test_the_options_are_all_on_the_command_line() -> None:
+    import inspect
+
+    from hbmtwin.cli.fit import fit as verb
+
+    assert set(FitOptions.__annotations__) - set(inspect.signature(verb).parameters) == set()
+
+
+# -- ranges ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_ends_of_the_ranges() -> None:
+    for length, starts, bad, good in (
+        (32_768, True, False, False),  # starts, whatever
+        (96_256, True, True, False),  # by the figures only
+        (96_384, False, True, False),  # not by the figures, at the good end
+        (131_072, False, True, True),  # in no case
+    ):
+        q = ask({"model": "llama-3.1-8b", "device": "ascend-910b4", "max_model_len": length}).question
+        b = budget_of(q)
+        assert b.fits is starts
+        assert (objection_at_the_bad_end(q, b) is not None) is bad
+        assert (objection_at_the_good_end(q, b) is not None) is good
+    answer = fit("llama-3.1-8b", "ascend-910b4", max_model_len=96_384)
+    assert answer.may_start
+    assert not answer.fits
+    low, high = answer.num_blocks_range
+    assert low < answer.budget.num_blocks < high
+
+
+def test_planted_a_range_that_is_read_from_the_wrong_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("hbmtwin.sim.budget_range")
+    honest = module._at
+    monkeypatch.setattr(module, "_at", lambda b, held, rest: honest(b, rest, held))
+    with pytest.raises(AssertionError):
+        test_the_ends_of_the_ranges()
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+SPEAKING = ("fit_words", "fit_advice", "fit_warnings", "fit_kernels", "objections")
+
+
+def phrases() -> list[Phrase]:
+    found: list[Phrase] = []
+    for name in SPEAKING:
+        for value in vars(importlib.import_module(f"hbmtwin.sim.{name}")).values():
+            found += [value] if isinstance(value, Phrase) else []
+            found += [v for v in value.values() if isinstance(v, Phrase)] if isinstance(value, dict) else []
+    return found
+
+
+def places(text: str) -> list[str]:
+    return sorted({name for _, name, _, _ in string.Formatter().parse(text) if name is not None})
+
+
+def test_both_languages_have_the_same_places() -> None:
+    assert len(phrases()) > 60
+    assert [p for p in phrases() if places(p.en) != places(p.zh)] == []
+    assert [p for p in phrases() if not p.en.strip() or not p.zh.strip()] == []
+
+
+def test_a_finding_with_braces_is_told_as_it_is() -> None:
+    from hbmtwin.kernels.capabilities import CapabilityFinding
+    from hbmtwin.sim.fit_kernels import said
+
+    finding = CapabilityFinding("k", "dtype", True, "a {set} of 2", "集合 {set}", "here")
+    assert [said(finding).text(lang) for lang in LANGUAGES] == ["dtype: a {set} of 2", "dtype：集合 {set}"]
+    assert isinstance(said(finding), Said)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("32768", 32_768), ("32k", 32_000), ("32K", 32_768), ("25.6k", 25_600), ("1m", 10**6), ("2M", 1 << 21)],
+)
+def test_tokens_in_vllms_short_forms(text: str, tokens: int) -> None:
+    assert parse_count(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1.5K", "32kk", "-4", "0.0001k", "1e3"])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        parse_count(text)
+
+
+def test_bytes_with_units() -> None:
+    assert parse_bytes("8.11GiB") == 8_708_046_192
+    assert parse_bytes("1GB") == 10**9
