@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import nan
 from statistics import mean
 
 from hbmtwin.kernels.records import DeviceSpec, Experts, ModelShape, Quantization
@@ -321,7 +322,7 @@ def summary(all_rows: list[Row]) -> Iterator[tuple[str, int, float, float, float
     """Of each kind: points, mean and worst error in GiB, mean and worst in per cent, how many lie in their range."""
     for what in dict.fromkeys(row.what for row in all_rows):
         own = [row for row in all_rows if row.what == what and not row.outlier]
-        shares = [abs(row.error) / row.logged for row in own if row.logged] or [0.0]
+        shares = [abs(row.error) / row.logged for row in own if row.logged] or [nan]
         sizes = [abs(row.error) for row in own]
         yield (
             what,
@@ -332,6 +333,13 @@ def summary(all_rows: list[Row]) -> Iterator[tuple[str, int, float, float, float
             100 * max(shares),
             sum(row.within for row in own),
         )
+
+
+def table() -> Iterator[str]:
+    """The errors of each kind as rows of docs/overheads.md."""
+    for what, points, size, worst, share, worst_share, within in summary(list(rows())):
+        shares = ("-", "-") if share != share else (f"{share:.1f}", f"{worst_share:.1f}")
+        yield f"| {what} | {points} | {size:.3f} | {worst:.2f} | {shares[0]} | {shares[1]} | {within} |"
 
 
 def main() -> None:

@@ -202,7 +202,7 @@ VLLM_V0 = replace(
     defaults=v0_defaults,
     capture_sizes=(1, 2, 4, *range(8, 257, 8)),
     largest_capture_per_seq=1,
-    non_torch_bytes={1: hundredths(13, 7, 179), 2: hundredths(30, 30, 60)},
+    non_torch_bytes={1: hundredths(13, 7, 46), 2: hundredths(30, 30, 60)},
 )
 
 PROFILES = (VLLM_V0, VLLM_0_8, VLLM_0_11, VLLM_0_12, VLLM_0_17, VLLM_0_18, VLLM_0_19, VLLM)

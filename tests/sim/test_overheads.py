@@ -86,6 +86,12 @@ def test_predictions_are_as_near_to_the_logs_as_the_docs_say() -> None:
     assert sum(row.within for row in rows if not row.outlier) / sum(not row.outlier for row in rows) > 0.9
 
 
+def test_the_page_has_the_errors_of_today() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "overheads.md").read_text(encoding="utf-8")
+    told = [line for line in page.splitlines() if line.startswith("| ") and line[2:5] != "---"][1:]
+    assert told == list(LOGS.table())
+
+
 def test_another_releases_sampler_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def as_before_0_17(engine: str, version: str | None = None) -> Any:
         rules = engine_rules(engine, version)
