@@ -71,7 +71,9 @@ _FRONT = re.compile(
     )
 )
 _MOST_FRONTS = 8
-_SHORTEST_FRONT = 6
+_CRUMB = 8
+"""Characters below which a line has no beginning of its own, and is joined to others such: a column that was pasted
+must not cost more than a page."""
 _EXPERTS = re.compile(r"_EP\d{1,4}$")
 _WORKER = re.compile(r"[A-Za-z]{0,20}Worker_((?:[A-Z]{1,4}P\d{1,4}_?){1,6})$")
 
@@ -91,19 +93,28 @@ def _lines(text: str, first: int) -> Iterator[Line]:
     if "\n" not in text:
         text = text.replace("\r", "\n")
     rank = ""
+    crumbs: list[str] = []
+    crumbs_begin = first
     for number, row in enumerate(text.split("\n"), first):
         for piece in row.split("\r") if "\r" in row else (row,):
             piece = piece.strip()
-            if not piece:
+            if len(piece) < _CRUMB:
+                if piece:
+                    crumbs_begin = crumbs_begin if crumbs else number
+                    crumbs.append(piece)
                 continue
-            if len(piece) >= _SHORTEST_FRONT:
-                if piece[0] == "{" and piece[-1] == "}":
-                    piece = _message(piece)
-                piece, named = _without_front(piece)
-                if named is not None:
-                    rank = named
+            if crumbs:
+                yield Line(crumbs_begin, " ".join(crumbs), rank)
+                crumbs = []
+            if piece[0] == "{" and piece[-1] == "}":
+                piece = _message(piece)
+            piece, named = _without_front(piece)
+            if named is not None:
+                rank = named
             if piece:
                 yield Line(number, piece, rank)
+    if crumbs:
+        yield Line(crumbs_begin, " ".join(crumbs), rank)
 
 
 def _message(piece: str) -> str:

@@ -163,7 +163,8 @@ def too_few_states(finding: Finding, server: Server) -> Judgement:
         helps.append(
             Said.of(words.MORE_BLOCKS, seqs=Count(seqs), blocks=Count(blocks), ratio=f"{seqs / blocks:.2f}"),
         )
-    arithmetic = plan(server)
+    short = Said.of(words.STATES_SHORT, seqs=Count(seqs), blocks=Count(blocks), short=Count(seqs - blocks))
+    arithmetic = [short, *plan(server)]
     return _start(finding, pool_facts(seqs * block, blocks * block), said, arithmetic, helps, [])
 
 

@@ -181,6 +181,10 @@ LENGTH_NOT_YET = Phrase(
     "减小 max_model_len：连一个块都放不下，请求再短也没用",
 )
 
+STATES_SHORT = Phrase(
+    "{seqs} sequences - {blocks} blocks = {short} state blocks short",
+    "{seqs} 个序列 - {blocks} 块 = 缺 {short} 个状态块",
+)
 CUT_SHORT = Phrase(
     "one longest request (max_model_len {length}) needs more KV cache than there is; the message is cut off before its "
     "figures",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from hbmtwin.allocators.oom import Cause
 from hbmtwin.sim.explain import circumstances, memory_summary, npu_oom, server_settings, smi, torch_oom
 from hbmtwin.sim.explain.boot_log import VLLM_BOOT
 from hbmtwin.sim.explain.clean import clean
@@ -22,7 +23,14 @@ from hbmtwin.sim.explain.decode import Decoded, decode
 from hbmtwin.sim.explain.engine_errors import VLLM_ERRORS
 from hbmtwin.sim.explain.engine_run import healthy, served
 from hbmtwin.sim.explain.engine_start import START, nothing_left
-from hbmtwin.sim.explain.explanation import RUN_TIME_POOL, START_UP, Explanation
+from hbmtwin.sim.explain.explanation import (
+    DEVICE_AFTER_KV,
+    DEVICE_BEFORE_KV,
+    DEVICE_WHILE_SERVING,
+    RUN_TIME_POOL,
+    START_UP,
+    Explanation,
+)
 from hbmtwin.sim.explain.findings import Finding, Line
 from hbmtwin.sim.explain.forms import joined, read_forms
 from hbmtwin.sim.explain.judge import Judgement, judge
@@ -94,8 +102,8 @@ def explain_decoded(decoded: Decoded, lang: Lang = "en") -> Explanation:
         understood=understood,
         says=tuple(told(findings, server)),
         judgements=tuple(judgements),
-        verdict=_verdict(findings, judgements, server, lines, understood),
-        direction=_direction(judgements),
+        verdict=_verdict(findings, judgements, server, lines, decoded, understood),
+        direction=_direction(judgements, server),
         arithmetic=tuple(plan(server)) if not judgements else (),
         tried=tuple(tried(server, options, refused=failed)),
         doubts=tuple(doubts(server)),
@@ -109,7 +117,8 @@ def explain_decoded(decoded: Decoded, lang: Lang = "en") -> Explanation:
 
 def _judgements(findings: Sequence[Finding], server: Server) -> list[Judgement]:
     """Of all that failed: an engine's own error first, it says most; then the allocators', then what is short while
-    serving. The same error of several ranks is judged once, by the one that lacks most."""
+    serving; last what has no figures, or is a warning. The same error of several ranks is judged once, by the one that
+    lacks most."""
     found: list[Judgement] = []
     by_kind: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -119,17 +128,26 @@ def _judgements(findings: Sequence[Finding], server: Server) -> list[Judgement]:
         if own:
             least = min(own, key=lambda finding: (-len(finding.numbers), finding.numbers.get("available_kv_bytes", 0)))
             found.append(judged(least, server))
+    warned = {finding.line for finding in by_kind.get("sglang_short_pool", ())}
     negative = [f for f in by_kind.get("boot_available_kv", ()) if f.numbers["available_kv_bytes"] <= 0]
     if negative and not found:
         found.append(nothing_left(negative[0], server))
-    return [*found, *judge(findings), *served(findings, server)]
+    found += [*judge(findings), *served(findings, server)]
+    return sorted(found, key=lambda judgement: (judgement.cause is None, judgement.line in warned))
 
 
 def _verdict(
-    findings: Sequence[Finding], judgements: Sequence[Judgement], server: Server, lines: Sequence[Line], known: bool
+    findings: Sequence[Finding],
+    judgements: Sequence[Judgement],
+    server: Server,
+    lines: Sequence[Line],
+    decoded: Decoded,
+    known: bool,
 ) -> Said:
     if judgements:
         return judgements[0].said
+    if decoded.binary:
+        return decoded.notes[0]
     if not lines:
         return Said.of(EMPTY)
     if not known:
@@ -142,20 +160,29 @@ def _verdict(
     return Said.of(STARTED, tokens=Count(tokens)) if tokens else Said.of(NOTHING_FAILED)
 
 
-def _direction(judgements: Sequence[Judgement]) -> Said | None:
-    """Which of the two moments it was, where the cure depends on it."""
-    if not judgements or judgements[0].cause is None:
+def _direction(judgements: Sequence[Judgement], server: Server) -> Said | None:
+    """Which of the two moments it was: they often want opposite changes."""
+    if not judgements or judgements[0].when is None or judgements[0].cause is Cause.OTHER_TENANT:
         return None
     first = judgements[0]
-    pool = first.facts.fixed_pool
-    if first.when == "start_up" and pool:
-        return Said.of(START_UP)
-    return Said.of(RUN_TIME_POOL) if first.when == "run_time" and pool else None
+    if first.facts.fixed_pool:
+        phrase = START_UP if first.when == "start_up" else RUN_TIME_POOL
+        if first.cause is None:
+            return None
+    elif first.when == "run_time":
+        phrase = DEVICE_WHILE_SERVING
+    elif first.phase in ("weights", "profile"):
+        phrase = DEVICE_BEFORE_KV
+    elif first.phase in ("capture", "warm_up"):
+        phrase = DEVICE_AFTER_KV
+    else:
+        return None
+    return Said.of(phrase, share="--mem-fraction-static" if server.engine == "sglang" else "gpu_memory_utilization")
 
 
 def _not_read(lines: Sequence[Line], findings: Sequence[Finding], decoded: Decoded, known: bool) -> list[Said]:
     """What was passed over that somebody may have pasted it for."""
-    said = list(decoded.notes)
+    said = [] if decoded.binary else list(decoded.notes)
     read = {finding.line for finding in findings}
     errors = {line.text: line for line in lines if line.number not in read and _ERROR.match(line.text)}
     shown = list(errors.values())[:_SHOWN_ERRORS]

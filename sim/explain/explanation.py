@@ -19,15 +19,30 @@ from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 START_UP = Phrase(
     "start-up: the plan made at the start is too small. More for KV, or a smaller demand, is the cure; lowering "
-    "gpu_memory_utilization, the cure for a device that runs out while serving, makes it worse",
+    "{share}, the cure for a device that runs out while serving, makes it worse",
     "启动阶段：是启动时的显存规划不够。应给 KV 缓存更多显存或降低需求；"
-    "调低 gpu_memory_utilization（推理中设备显存不足时的办法）只会更糟",
+    "调低 {share}（推理中设备显存不足时的办法）只会更糟",
 )
 RUN_TIME_POOL = Phrase(
     "run time: the KV cache is full, not the device. More for KV or fewer at once is the cure; lowering "
-    "gpu_memory_utilization, the cure for a device that is out of memory, makes it worse",
-    "推理阶段：满的是 KV 缓存，不是设备。应增大 KV 缓存或减少并发；"
-    "调低 gpu_memory_utilization（设备显存不足时的办法）只会更糟",
+    "{share}, the cure for a device that is out of memory, makes it worse",
+    "推理阶段：满的是 KV 缓存，不是设备。应增大 KV 缓存或减少并发；调低 {share}（设备显存不足时的办法）只会更糟",
+)
+DEVICE_WHILE_SERVING = Phrase(
+    "run time: the device itself ran out while serving, beside the KV cache that was placed at the start. Lowering "
+    "{share} leaves more for it; raising it, the cure of a plan that is too small at the start, makes it worse",
+    "推理阶段：设备本身显存不足，KV 缓存在启动时早已分配。调低 {share} 可留出更多；"
+    "调高它（启动规划不够时的办法）只会更糟",
+)
+DEVICE_AFTER_KV = Phrase(
+    "start-up, after the KV cache was placed: what came then lives in what {share} leaves. Lowering it is the cure; "
+    "raising it, the cure of a plan that is too small, makes it worse",
+    "启动阶段，KV 缓存已分配之后：之后的申请只能用 {share} 之外的余量。应调低它；调高它（规划不够时的办法）只会更糟",
+)
+DEVICE_BEFORE_KV = Phrase(
+    "start-up, before the KV cache is sized: {share} has no say yet, up or down. Less for weights or a smaller batch "
+    "is the cure",
+    "启动阶段，KV 缓存尚未确定大小：此时调高或调低 {share} 都没有作用，应减少权重或减小批",
 )
 MOST_FINDINGS = 500
 """Written to JSON: a log of a week has a line every ten seconds."""

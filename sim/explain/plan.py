@@ -42,6 +42,10 @@ UTILIZATION_TOTAL_UNKNOWN = Phrase(
     "gpu_memory_utilization higher by {short} / (memory of the device): the text does not tell its total",
     "调高 gpu_memory_utilization，幅度为 {short} ÷ 单卡总显存（文本没有给出总量）",
 )
+UTILIZATION_BY = Phrase(
+    "gpu_memory_utilization higher by {step}: {short} of {total}, if that much is free",
+    "gpu_memory_utilization 调高 {step}：即 {total} 中的 {short}，前提是有这么多空闲",
+)
 UTILIZATION_NOT_ENOUGH = Phrase(
     "gpu_memory_utilization higher: {short} more would take {new} of the device, and above {safe} nothing is left for "
     "graphs, late buffers and the sampler",
@@ -62,8 +66,8 @@ BATCH_NOT_ENOUGH = Phrase(
     "减小 max_num_batched_tokens 或 max_num_seqs：激活峰值总共只有 {activation}，而缺口是 {short}",
 )
 QUANTISED = Phrase(
-    "quantised weights (FP8, W8A8): about {gain} of the {weights} are freed; {short} are missing",
-    "权重量化（FP8、W8A8）：{weights} 权重约可省出 {gain}；缺口 {short}",
+    "quantised weights ({method}): about {gain} of the {weights} are freed; {short} are missing",
+    "权重量化（{method}）：{weights} 权重约可省出 {gain}；缺口 {short}",
 )
 QUANTISED_NOT_ENOUGH = Phrase(
     "8-bit weights alone: about {gain} of the {weights} are freed, and {short} are missing",
@@ -79,6 +83,10 @@ EXPANDABLE = Phrase(
     "of KV is placed",
     "expandable_segments、max_split_size_mb、empty_cache：这里没有碎片，是还没分配 KV 缓存，启动时的规划就已经不够",
 )
+
+
+_LARGEST_STEP = 0.05
+"""Of a share that is not told, engines' defaults are 0.9 or more: so much is left below what is safe."""
 
 
 class Short(NamedTuple):
@@ -166,7 +174,8 @@ def _utilization(server: Server, short: Short) -> tuple[Said, bool] | None:
     if old is None:
         usable = server.usable_bytes
         if usable is None:
-            return None
+            step = math.ceil(100 * short.bytes / total) / 100
+            return Said.of(UTILIZATION_BY, step=f"{step:g}", short=short.said, total=Size(total)), step < _LARGEST_STEP
         old = round(usable / total, 4)
     new = math.ceil(100 * (old + short.bytes / total) - 1e-9) / 100
     if new > SAFE_UTILIZATION:
@@ -191,7 +200,8 @@ def _weights(server: Server, short: Short) -> tuple[Said, bool] | None:
     if weights is None or server.words.get("quantization"):
         return None
     gain = weights * 9 // 20  # embeddings and the head stay as they are
-    said = {"gain": Size(gain), "weights": Size(weights), "short": short.said}
+    method = "W8A8" if server.engine == "vllm-ascend" else "FP8, W8A8"
+    said = {"gain": Size(gain), "weights": Size(weights), "short": short.said, "method": method}
     return Said.of(QUANTISED if gain >= short.bytes else QUANTISED_NOT_ENOUGH, **said), gain >= short.bytes
 
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ _SOURCES = ("boot_", "arguments", "error_", "sglang_", "trt_", "mindie_", "warni
 _NOT_OF_SERVER = {"metrics": ("engine",), "sglang_batch": (), "sglang_retract": (), "sglang_out_of_slots": ()}
 """Kinds that tell of a moment; of these only the named words count."""
 _ASCEND = ("vllm_ascend", "vllm-ascend", "torch_npu", "NPUoutofmemory", "npu:", "model_runner_v1.py", "HCCL", "Ascend")
+_RANK = re.compile(r"\b([TPD])P(\d{1,4})")
+_MOST_RANKS = 1024
 _NEAR = 0.025
 """How far the total of a device may lie from the catalog's: drivers and firmware hold a little more or less."""
 
@@ -65,12 +68,19 @@ class Server:
 
     @property
     def kv_bytes_per_token(self) -> int | None:
-        """Of one token on one rank, from two figures of the same line; None where they are too coarse to say."""
-        length = self.size("max_model_len")
-        need = self.numbers.get("need_bytes")
-        if length and need:
+        """Of one token on one rank, by what one longest request needs; None: not told.
+
+        Of the values that the printed digits allow it is the one that most powers of two divide: a token has whole
+        heads in whole layers.
+        """
+        length, need = self.size("max_model_len"), self.numbers.get("need_bytes")
+        if not length or not isinstance(need, Printed) or need <= 0:
+            return None
+        low, high = -(-need.low // length), need.high // length
+        if low > high:
             return round(need / length)
-        return None
+        step = next(1 << power for power in range(high.bit_length(), -1, -1) if high >> power << power >= low)
+        return high // step * step
 
 
 def server_of(findings: Sequence[Finding], texts: Iterable[Joined]) -> Server:
@@ -103,10 +113,21 @@ def server_of(findings: Sequence[Finding], texts: Iterable[Joined]) -> Server:
         engine = "vllm"
     if "total_bytes" not in numbers and (total := _listed_total(findings)) is not None:
         numbers["total_bytes"] = total
+    for name, size in _parallel(findings).items():
+        numbers.setdefault(name, size)
     model = words.get("model", "")
     device, guessed = _device(findings, engine, numbers.get("total_bytes"))
     version = words.get("version", "")
     return Server(engine, version, model, _catalog_model(model), device, guessed, rank, numbers, words)
+
+
+def _parallel(findings: Sequence[Finding]) -> dict[str, int]:
+    """How many ranks there are, by the highest that speaks, where a log's ranks are numbered."""
+    sizes: dict[str, int] = {}
+    for letters, number in {pair for finding in findings for pair in _RANK.findall(finding.rank)}:
+        name = {"T": "tensor", "P": "pipeline", "D": "data"}[letters] + "_parallel_size"
+        sizes[name] = max(sizes.get(name, 0), int(number) + 1)
+    return {name: size for name, size in sizes.items() if 1 < size <= _MOST_RANKS}
 
 
 def _is_server(findings: Sequence[Finding]) -> bool:
@@ -154,6 +175,8 @@ def _near(name: str, engine: str, total: int | float) -> bool:
     device = catalog.device(name)
     ascend = {"vllm-ascend": True, "mindie": True, "vllm": False, "tensorrt-llm": False}.get(engine)
     if ascend is not None and ascend != (device.vendor == "ascend"):
+        return False
+    if engine == "vllm-ascend" and device.family == "910a":  # the first generation, which it does not run on
         return False
     give = total.give if isinstance(total, Printed) else 0
     return abs(device.memory_bytes - total) <= max(give, _NEAR * device.memory_bytes)
