@@ -19,6 +19,7 @@ from hbmtwin.kernels.stages import stage_layers, stage_shapes
 from hbmtwin.sim.catalog import device
 from hbmtwin.sim.engines import (
     GIB,
+    Account,
     EngineRules,
     Estimate,
     Ranks,
@@ -129,6 +130,9 @@ class Log:
     """Image input: merged embeddings are two more hidden states, which no text model has and hbmtwin does not plan."""
     non_torch: float | None = None
     graphs: float | None = None
+    weights: float | None = None
+    kv: float | None = None
+    """What was left at a utilisation of 0.95."""
     largest: int = 512
     """Of the captured sizes."""
     full: bool = True
@@ -177,6 +181,22 @@ class Log:
         """The same of what libraries took."""
         return non_torch(self.rules, self.stage, self.ranks)
 
+    def predicted_kv(self) -> Estimate:
+        """What the engine's division leaves of the logged weights and the predicted rest."""
+        activations, libraries = self.predicted_activations(), self.predicted_non_torch()
+        weights = round((self.weights or 0.0) * GIB)
+
+        def left(activations: int, non_torch: int) -> int:
+            total = self.device.memory_bytes
+            return self.rules.divide(Account(total, 0, UTILISATION, 0, weights, activations, non_torch, graphs=0)).kv
+
+        return Estimate(
+            left(activations.bytes, libraries.bytes),
+            left(activations.high, libraries.high),
+            left(activations.low, libraries.low),
+            "the division of its engine",
+        )
+
     def predicted_graphs(self) -> Estimate:
         """The same of graphs."""
         return graph_pool(
@@ -188,36 +208,51 @@ class Log:
         )
 
 
-def h100(model: ModelShape, activations: float, non_torch: float, graphs: float, **more: object) -> Log:
+UTILISATION = 0.95
+
+
+def h100(
+    model: ModelShape, weights: float, activations: float, non_torch: float, graphs: float, kv: float, **more: object
+) -> Log:
     """A log of llm-d-planner's vLLM 0.19.0."""
-    return Log(model=model, activations=activations, non_torch=non_torch, graphs=graphs, **more)
+    return Log(model=model, weights=weights, activations=activations, non_torch=non_torch, graphs=graphs, kv=kv, **more)
 
 
 LOGS: tuple[Log, ...] = (
-    h100(dense("CodeLlama-7b", 32, 4096, 11_008, (32, 32, 128), 32_016), 0.77, 0.25, 0.89),
-    h100(LLAMA_8B, 1.89, 0.25, 0.91),
-    h100(LLAMA_8B, 1.89, 2.07, 0.76, tp=2),
-    h100(replace(LLAMA_8B, name="Llama-3.1-8B fp32", dtype_bytes=4), 2.21, 0.25, 0.79),
-    h100(LLAMA_8B, 1.10, 0.07, 0.65, pp=2),
-    h100(LLAMA_70B_FP8, 1.96, 2.10, 1.79, tp=2),
-    h100(QWEN_7B, 2.21, 0.24, 0.87),
-    h100(QWEN_7B, 2.21, 2.13, 0.64, tp=4),
-    h100(QWEN_72B, 2.29, 2.09, 1.61, tp=2),
-    h100(dense("gemma-2-2b", 26, 2304, 9216, (8, 4, 256), 256_000), 3.62, 0.24, 0.71),
-    h100(dense("gemma-2-27b", 46, 4608, 36_864, (32, 16, 128), 256_000), 3.66, 0.26, 1.23),
-    h100(dense("gemma-7b", 28, 3072, 24_576, (16, 16, 256), 256_000), 3.63, 0.25, 0.94),
-    h100(dense("gemma-3-4b", 34, 2560, 10_240, (8, 4, 256), 262_208), 3.89, 0.25, 0.67, image=True),
-    h100(dense("gemma-3-27b", 62, 5376, 21_504, (32, 16, 128), 262_208), 3.99, 0.26, 1.14, image=True),
-    h100(dense("granite-3.1-8b", 40, 4096, 12_800, (32, 8, 128), 49_155), 0.85, 0.46, 0.98),
-    h100(dense("granite-vision-3.3-2b", 40, 2048, 8192, (32, 8, 64), 49_156), 0.79, 0.25, 0.82, image=True),
-    h100(dense("phi-2", 32, 2560, 10_240, (32, 32, 80), 51_200, gated_mlp=False), 0.79, 0.24, 0.76),
-    h100(MISTRAL_SMALL, 2.03, 0.25, 1.06, image=True),
-    h100(replace(MISTRAL_SMALL, name="Mistral-Small-3.1-24B w8a8", quantization=W8A8), 2.18, 0.26, 1.22, image=True),
-    h100(MIXTRAL, 1.21, 2.07, 0.93, tp=2),
-    h100(V2_LITE, 1.93, 0.26, 1.57),
-    h100(QWEN3_30B, 2.68, 0.27, 1.41),
-    h100(GPT_OSS, 2.87, 0.25, 1.84, largest=1024),
-    h100(SCOUT, 3.19, 2.17, 1.13, tp=4, image=True, full=False),
+    h100(dense("CodeLlama-7b", 32, 4096, 11_008, (32, 32, 128), 32_016), 12.56, 0.77, 0.25, 0.89, 61.66),
+    h100(LLAMA_8B, 14.99, 1.89, 0.25, 0.91, 58.11),
+    h100(LLAMA_8B, 7.51, 1.89, 2.07, 0.76, 63.76, tp=2),
+    h100(replace(LLAMA_8B, name="Llama-3.1-8B fp32", dtype_bytes=4), 29.98, 2.21, 0.25, 0.79, 42.8),
+    h100(LLAMA_8B, 7.51, 1.10, 0.07, 0.65, 66.54, pp=2),
+    h100(LLAMA_70B_FP8, 33.88, 1.96, 2.10, 1.79, 37.28, tp=2),
+    h100(QWEN_7B, 14.25, 2.21, 0.24, 0.87, 58.53),
+    h100(QWEN_7B, 3.55, 2.21, 2.13, 0.64, 67.34, tp=4),
+    h100(QWEN_72B, 67.8, 2.29, 2.09, 1.61, 3.04, tp=2),
+    h100(dense("gemma-2-2b", 26, 2304, 9216, (8, 4, 256), 256_000), 4.9, 3.62, 0.24, 0.71, 66.47),
+    h100(dense("gemma-2-27b", 46, 4608, 36_864, (32, 16, 128), 256_000), 50.72, 3.66, 0.26, 1.23, 20.59),
+    h100(dense("gemma-7b", 28, 3072, 24_576, (16, 16, 256), 256_000), 15.91, 3.63, 0.25, 0.94, 55.44),
+    h100(dense("gemma-3-4b", 34, 2560, 10_240, (8, 4, 256), 262_208), 8.58, 3.89, 0.25, 0.67, 62.51, image=True),
+    h100(dense("gemma-3-27b", 62, 5376, 21_504, (32, 16, 128), 262_208), 51.45, 3.99, 0.26, 1.14, 19.53, image=True),
+    h100(dense("granite-3.1-8b", 40, 4096, 12_800, (32, 8, 128), 49_155), 15.25, 0.85, 0.46, 0.98, 58.66),
+    h100(
+        dense("granite-vision-3.3-2b", 40, 2048, 8192, (32, 8, 64), 49_156), 5.54, 0.79, 0.25, 0.82, 68.65, image=True
+    ),
+    h100(dense("phi-2", 32, 2560, 10_240, (32, 32, 80), 51_200, gated_mlp=False), 5.19, 0.79, 0.24, 0.76, 69.0),
+    h100(MISTRAL_SMALL, 44.76, 2.03, 0.25, 1.06, 28.19, image=True),
+    h100(
+        replace(MISTRAL_SMALL, name="Mistral-Small-3.1-24B w8a8", quantization=W8A8),
+        24.07,
+        2.18,
+        0.26,
+        1.22,
+        48.73,
+        image=True,
+    ),
+    h100(MIXTRAL, 43.51, 1.21, 2.07, 0.93, 28.44, tp=2),
+    h100(V2_LITE, 29.43, 1.93, 0.26, 1.57, 43.61),
+    h100(QWEN3_30B, 56.88, 2.68, 0.27, 1.41, 15.41),
+    h100(GPT_OSS, 13.64, 2.87, 0.25, 1.84, 58.47, largest=1024),
+    h100(SCOUT, 53.12, 3.19, 2.17, 1.13, 16.75, tp=4, image=True, full=False),
     Log(model=QWEN3_14B, version="0.16", activations=5.64, non_torch=0.13),
     Log(model=QWEN3_14B, version="0.17", activations=2.23, non_torch=0.13),
     Log(model=QWEN3_14B, version="0.18", activations=2.23, non_torch=0.25),
@@ -313,6 +348,8 @@ def rows() -> Iterator[Row]:
             yield Row(f"non-torch, {where}", name, log.non_torch, log.predicted_non_torch(), "")
         if log.graphs is not None:
             yield Row(f"graphs, {kind}", name, log.graphs, log.predicted_graphs(), "")
+        if log.kv is not None:
+            yield Row(f"KV, {kind}", name, log.kv, log.predicted_kv(), "")
     rules = engine_rules("vllm", "0.19")
     for name, model, ranks, logged in CONTEXTS:
         yield Row("context", name, logged, context(rules, model, H100, ranks), "")
