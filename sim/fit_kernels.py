@@ -15,16 +15,11 @@ from hbmtwin.kernels.capabilities import CapabilityFinding, capability_findings
 from hbmtwin.kernels.records import ModelShape, Quantization
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.catalog.quantization import BY_NAME
 from hbmtwin.sim.phrases import Phrase, Said
 
-METHODS: Mapping[str, Quantization] = {
-    "fp8": Quantization(method="fp8", weight_bits=8, weight_type="float", activation_bits=8),
-    "ascend": Quantization(method="ascend", weight_bits=8, activation_bits=8, output_channel_bytes=4),
-    "awq": Quantization(method="awq", weight_bits=4, group_size=128, zero_points=True),
-    "gptq": Quantization(method="gptq", weight_bits=4, group_size=128),
-}
-"""``quantization`` of a model whose config names none: the usual form of each (``ascend``: W8A8; AWQ and GPTQ: scales
-for 128 input channels)."""
+METHODS: Mapping[str, Quantization] = BY_NAME
+"""``quantization`` of a model whose config names none: the usual form of each."""
 FINDING = Phrase("{setting}: {text}", "{setting}：{text}")
 SMALLER_KV = {"ascend": ("int8",), "nvidia": ("fp8",)}
 """Of the cache, by vendor: what is tried where 16 bits are too many."""

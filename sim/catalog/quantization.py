@@ -43,11 +43,12 @@ BY_NAME = {
         method="fp8", weight_bits=8, weight_type="float", activation_bits=8, group_size=-1, scale_bytes=4
     ),
     "w8a8": Quantization(method="compressed-tensors", weight_bits=8, activation_bits=8, scale_bytes=4),
-    "w4a16": Quantization(method="compressed-tensors", weight_bits=4, group_size=GROUP_SIZE),
+    "ascend": ASCEND_W8A8,
     "awq": Quantization(method="awq", weight_bits=4, group_size=GROUP_SIZE, zero_points=True),
     "gptq": Quantization(method="gptq", weight_bits=4, group_size=GROUP_SIZE),
-    "ascend": ASCEND_W8A8,
+    "w4a16": Quantization(method="compressed-tensors", weight_bits=4, group_size=GROUP_SIZE),
 }
+"""The usual form of each, those of 8 bits first."""
 QUANTIZATIONS = (*BY_NAME, "compressed-tensors", "none")
 """What ``quantization`` takes by name."""
 
