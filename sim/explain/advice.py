@@ -62,9 +62,10 @@ GRAPH_POOLS = Phrase(
     "减少图捕获的 batch 档位，或 enforce_eager：图的私有内存池里空闲着 {private}",
 )
 LOWER_UTILIZATION = Phrase(
-    "gpu_memory_utilization lower by {step} (SGLang: mem-fraction-static): the KV cache gives up {bytes}, which covers "
-    "the {asked}",
-    "gpu_memory_utilization 调低 {step}（SGLang：mem-fraction-static）：KV cache 让出 {bytes}，够 {asked} 用",
+    "gpu_memory_utilization lower by {step} (SGLang: mem-fraction-static): the KV cache gives up {bytes}, which with "
+    "the {free} free covers {asked}",
+    "gpu_memory_utilization 调低 {step}（SGLang：mem-fraction-static）：KV cache 让出 {bytes}，"
+    "加上空闲 {free} 够 {asked} 用",
 )
 LOWER_UTILIZATION_IF = Phrase(
     "if this came after the KV cache was placed (graph capture, warm-up, serving): gpu_memory_utilization lower by "
@@ -120,8 +121,8 @@ SMALLER_REQUEST = Phrase(
     "减小本次申请：减少单步 token/图片数，使用不展开整个注意力矩阵的算子，或把张量切到多卡",
 )
 OTHERS_USELESS = Phrase(
-    "stopping other processes, empty_cache(), allocator settings: even an empty device has only {limit}",
-    "停其他进程、empty_cache()、分配器参数：空设备也只有 {limit}",
+    "stopping other processes, empty_cache(), allocator settings: even alone on the device it has only {limit}",
+    "停其他进程、empty_cache()、分配器参数：独占设备也只有 {limit}",
 )
 CHECK_SHAPES = Phrase(
     "look for the shape or length behind it: print the tensor's sizes before the failing operator, and run with the "
@@ -187,6 +188,8 @@ SEE_DEVICE = Phrase(
 _EARLY = ("weights", "profile")
 _DEFAULT_HCCL_MIB = 200
 _MOST_PROCESSES = 3
+_MOST_HUNDREDTHS = 30
+"""Of the device that a KV cache may be asked to give up for one request; beyond it the request is the trouble."""
 _WORTH_STOPPING = 0.05
 """A share of the device: what others hold beyond it is worth asking for, whatever the cause."""
 
@@ -241,7 +244,7 @@ def does_not_help(failure: Failure, s: Situation) -> tuple[Said, ...]:
     if asked is not None and asked >= EXABYTE:
         return (Said.of(MEMORY_USELESS),)
     if s.cause is Cause.NEVER_FITS:
-        return (Said.of(OTHERS_USELESS, limit=format_size(failure.facts.limit_bytes)),)
+        return (Said.of(OTHERS_USELESS, limit=format_size(failure.facts.limit_bytes - failure.facts.weights_bytes)),)
     said: list[Said] = []
     if s.cause is Cause.ALLOCATOR_RULE and asked is not None:
         return (Said.of(LESS_MEMORY_USELESS, free=format_size(free or 0), asked=format_size(asked)),)
@@ -251,7 +254,7 @@ def does_not_help(failure: Failure, s: Situation) -> tuple[Said, ...]:
             said.append(Said.of(TASK_QUEUE_ON, value=s.task_queue))
     elif failure.finding.kind.endswith("driver_oom"):
         said.append(Said.of(DRIVER_SETTINGS, variable=_variable(failure)))
-    elif s.cause is Cause.EXTERNAL_FRAGMENTATION:
+    elif s.cause is Cause.EXTERNAL_FRAGMENTATION and not failure.graphs_keep_it:
         if s.expandable_on:
             said.append(Said.of(EXPANDABLE_ON))
     elif asked is not None and free is not None and cached is not None and s.cause is not None:
@@ -274,7 +277,8 @@ def _capped(failure: Failure) -> bool:
 
 def _defragment(failure: Failure, s: Situation) -> list[Said]:
     said: list[Said] = []
-    if not s.expandable_on and failure.cached is not None and failure.asked is not None and failure.family != "XPU":
+    joins = not s.expandable_on and not failure.graphs_keep_it and failure.family != "XPU"
+    if joins and failure.cached is not None and failure.asked is not None:
         values = {"cached": shown(failure.cached), "asked": format_size(failure.asked)}
         said.append(Said.of(EXPANDABLE, variable=_variable(failure), **values))
         if failure.family == "NPU":
@@ -291,13 +295,17 @@ def _room(failure: Failure, s: Situation) -> list[Said]:
     if s.phase == "profile":
         return [Said.of(FEWER_TOKENS), Said.of(FEWER_SEQS), Said.of(SMALLER_WEIGHTS)]
     said: list[Said] = []
-    total, asked = failure.facts.capacity_bytes, failure.asked
-    if total and asked is not None:
-        hundredths = max(1, math.ceil(100 * asked.high / total))
+    total, asked, free = failure.facts.capacity_bytes, failure.asked, failure.free
+    if total and asked is not None and free is not None:
+        hundredths = max(1, math.ceil(100 * (asked.high - free.low) / total))
+        if hundredths > _MOST_HUNDREDTHS:
+            return [Said.of(SMALLER_REQUEST), Said.of(FEWER_TOKENS)]
         values = {"step": f"{hundredths / 100:.2f}", "bytes": format_size(hundredths * total // 100)}
-        told = s.phase or s.when == "run_time"
-        phrase = LOWER_UTILIZATION if told else LOWER_UTILIZATION_IF
-        said.append(Said.of(phrase, **values, **({"asked": format_size(asked)} if told else {})))
+        if s.phase or s.when == "run_time":
+            both = {"free": format_size(free), "asked": format_size(asked)}
+            said.append(Said.of(LOWER_UTILIZATION, **values, **both))
+        else:
+            said.append(Said.of(LOWER_UTILIZATION_IF, **values))
     if s.phase == "capture":
         return [*said, Said.of(FEWER_GRAPHS)]
     if s.phase == "warm_up":

@@ -43,6 +43,10 @@ OUTSIDE = Phrase(
 )
 UNEXPLAINED = Phrase("{rest} of the device are named by nobody", "设备上还有 {rest} 没有任何归属")
 TENANT = Phrase("process {pid} holds {bytes}", "进程 {pid} 占用 {bytes}")
+TAKEN_FOR_OWN = Phrase(
+    "process {pid} with {bytes} is taken for this one: it holds what PyTorch reserved here",
+    "进程 {pid}（{bytes}）视为本进程：与 PyTorch 预留的大小相符",
+)
 TENANT_ESTIMATE = Phrase(
     "one server holds {most} outside of PyTorch at most, so at least {bytes} belong to somebody else (estimated)",
     "单个服务在 PyTorch 之外最多占约 {most}，因此至少 {bytes} 属于其他进程（估算）",
@@ -60,6 +64,10 @@ SUM_ENOUGH = Phrase(
     "{free} free + {cached} reserved but unallocated = {sum} >= {asked}: enough in all, but not in one piece",
     "空闲 {free} + 已预留未分配 {cached} = {sum} >= {asked}：总量够，但不连续",
 )
+GRAPHS_DECIDE = Phrase(
+    "with the {private} in graphs' private pools it would be enough: {sum} >= {asked}",
+    "加上图私有内存池里的 {private} 才够：{sum} >= {asked}",
+)
 FREE_SHORT = Phrase("{free} free < {asked}: {short} short", "空闲 {free} < {asked}：缺 {short}")
 FREE_ENOUGH = Phrase(
     "{free} are free at the driver >= {asked}: there was room when the message was written",
@@ -68,6 +76,10 @@ FREE_ENOUGH = Phrase(
 TOO_LARGE = Phrase(
     "{asked} > {limit}, all there is: it would not fit on an empty device",
     "{asked} > {limit}（全部可用）：空设备也放不下",
+)
+BESIDE_WEIGHTS = Phrase(
+    "{limit} - {weights} of weights = {left} < {asked}: it would not fit beside the weights of this rank alone",
+    "{limit} - 权重 {weights} = {left} < {asked}：仅有本卡权重时也放不下",
 )
 EXBIBYTE = Phrase(
     "an exbibyte (2^60) or more: no tensor has that size, so a shape or length was negative, uninitialised or "
@@ -95,7 +107,11 @@ def books(failure: Failure) -> tuple[Said, ...]:
         if asked in (2 * MIB, 20 * MIB) and failure.finding.kind != "npu_workspace_oom":
             said.append(Said.of(SMALL_TENSOR, asked=format_size(asked), most="1 MiB" if asked == 2 * MIB else "10 MiB"))
     said += _device(failure)
-    limit = failure.facts.limit_bytes
+    limit, weights = failure.facts.limit_bytes, failure.facts.weights_bytes
+    if weights and asked is not None and limit - weights < asked <= limit:
+        left = format_size(max(0, limit - weights))
+        values = {"limit": format_size(limit), "weights": format_size(weights), "asked": format_size(asked)}
+        said.append(Said.of(BESIDE_WEIGHTS, left=left, **values))
     if asked is not None and limit and asked > limit:
         said.append(Said.of(TOO_LARGE, asked=format_size(asked), limit=format_size(limit)))
     elif asked is not None and free is not None:
@@ -140,7 +156,9 @@ def _others(failure: Failure, outside: Printed | None) -> list[Said]:
         rest = failure.tenants[0].bytes
         most = format_size((outside.low if outside is not None else rest) - rest)
         return [Said.of(TENANT_ESTIMATE, most=most, bytes=format_size(rest))]
-    said = [
+    own = failure.taken_for_own
+    said = [Said.of(TAKEN_FOR_OWN, pid=own.pid, bytes=format_size(own.bytes))] if own is not None else []
+    said += [
         Said.of(TENANT, pid=tenant.pid, bytes=format_size(tenant.bytes)) for tenant in failure.tenants if tenant.bytes
     ]
     if failure.own is not None and outside is not None:
@@ -173,6 +191,11 @@ def _comparison(failure: Failure, asked: Printed, free: Printed) -> list[Said]:
     both = Printed(left + cached, left.give + cached.give)
     if both < asked:
         said.append(Said.of(SUM_SHORT, sum=shown(both), short=format_size(asked - both), **values))
+        private = failure.told("private_free_bytes")
+        if private and both + private >= asked:
+            with_graphs = shown(Printed(both + private, both.give + private.give))
+            values = {"private": format_size(private), "sum": with_graphs, "asked": format_size(asked)}
+            said.append(Said.of(GRAPHS_DECIDE, **values))
         return said
     said.append(Said.of(SUM_ENOUGH, sum=shown(both), **values))
     if limit and both - asked < NEARLY_FULL * limit:

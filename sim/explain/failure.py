@@ -112,6 +112,15 @@ class Failure:
     """This process in all, when told."""
     tenants: tuple[Tenant, ...]
     tenants_estimated: bool
+    taken_for_own: Tenant | None
+    """Of a list that does not say which it is: the process that holds what PyTorch reserved here."""
+
+    @property
+    def graphs_keep_it(self) -> bool:
+        """Whether it is enough only with what lies free in graphs' private pools."""
+        if not self.told("private_free_bytes") or self.asked is None or self.cached is None:
+            return False
+        return self.facts.driver_free_bytes + self.cached < self.asked
 
     def told(self, name: str) -> Printed | None:
         """A number of its message, None when it does not tell it."""
@@ -144,7 +153,7 @@ def failure_of(finding: Finding, around: Around) -> Failure:
     outside = None
     if total is not None and free is not None and (own or reserved) is not None:
         outside = _minus(_minus(total, free), own if own is not None else reserved or Printed(0))
-    tenants, estimated = _tenants(finding, around, family, reserved, own, outside)
+    tenants, estimated, mine = _tenants(finding, around, family, reserved, own, outside)
     tenants_bytes = sum(tenant.bytes for tenant in tenants)
     if outside is not None:
         tenants_bytes = min(tenants_bytes, outside.high)
@@ -190,6 +199,7 @@ def failure_of(finding: Finding, around: Around) -> Failure:
         own,
         tenants,
         estimated,
+        mine,
     )
 
 
@@ -253,8 +263,9 @@ def _tenants(
     reserved: Printed | None,
     own: Printed | None,
     outside: Printed | None,
-) -> tuple[tuple[Tenant, ...], bool]:
-    """The other processes: as the message lists them, as a device listing does, or what one server would not hold."""
+) -> tuple[tuple[Tenant, ...], bool, Tenant | None]:
+    """The other processes, as the message lists them, as a device listing does, or (then True) as what one server would
+    not hold; and which of them was taken for the reader's own."""
     most = OWN_MOST_BYTES["NPU" if family == "NPU" else "CUDA"]
     numbers = finding.numbers
     listed = [
@@ -264,18 +275,20 @@ def _tenants(
     ]
     if not listed:
         listed = _listed_by_device_tool(finding, around)
+    mine = None
     if own is None and reserved is None:
-        return (), False  # which of them is the reader's own cannot be told
+        return (), False, None  # which of them is the reader's own cannot be told
     if own is None and reserved is not None:
-        mine = [tenant for tenant in listed if reserved.low <= tenant.bytes + GIB // 200 <= reserved.high + most]
-        if mine:
-            listed.remove(min(mine, key=lambda tenant: tenant.bytes))
-    if listed:
-        return tuple(sorted(listed, key=lambda tenant: -tenant.bytes)), False
+        like = [tenant for tenant in listed if reserved.low <= tenant.bytes + GIB // 200 <= reserved.high + most]
+        if like:
+            mine = min(like, key=lambda tenant: tenant.bytes)
+            listed.remove(mine)
+    if listed or mine:
+        return tuple(sorted(listed, key=lambda tenant: -tenant.bytes)), False, mine
     if outside is None:
-        return (), False
+        return (), False, None
     rest = outside.low - (DRIVER_REST_BYTES if own is not None else most)
-    return ((Tenant(0, rest),), True) if rest > 0 else ((), False)
+    return ((Tenant(0, rest),), True, None) if rest > 0 else ((), False, None)
 
 
 def _listed_by_device_tool(finding: Finding, around: Around) -> list[Tenant]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from hbmtwin.sim.explain.findings import Finding, Line
@@ -32,6 +31,10 @@ _NUMBER = r"(-?\d[\d,]{0,24}(?:\.\d{1,9})?)"
 _UNIT = r"(GiB|MiB|KiB|TiB|GB|MB|KB|bytes|B)"
 _WORD = r"([^\s,;'\"()\[\]{}]{1,200})"
 _SHIFTED = {"G": "GiB", "M": "MiB", "B": "B"}
+_NESTED = 4
+"""So many other messages' first words may stand within a message."""
+_TELLING = 24
+"""Characters of first words that no other message has, so that they count also where the rest was cut off."""
 _PLACE = re.compile(r"\{(\*|[a-z_0-9]+(?::[GMBw%])?)\}|(\[)|(\])")
 
 
@@ -53,6 +56,10 @@ class Form(NamedTuple):
     """Of each piece, one for a group (two groups for a size with its unit)."""
     ends_at_line: bool
     """Whether its last place is its end: then the line's end is the place's."""
+    begun: tuple[re.Pattern[str], ...]
+    """Beginnings of the first piece, the longest first, each up to one of its places: what a cut paste may have."""
+    literals: str
+    """All of its words without white space."""
     reach: int
     """Characters that it fills at most."""
     words: Mapping[str, str]
@@ -70,8 +77,12 @@ def form(kind: str, text: str, *, reach: int = 2_000, engine: str = "") -> Form:
         if pattern:
             pieces.append(re.compile(pattern))
             places.append(tuple(own))
+    begun = _beginnings(text.split("{*}")[0]) if len(trigger) >= _TELLING else ()
+    literals = _without_blanks(_PLACE.sub("\0", text))
     ends = text.rstrip().endswith("}") and not text.rstrip().endswith("{*}")
-    return Form(kind, trigger, tuple(pieces), tuple(places), ends, reach, {"engine": engine} if engine else {})
+    return Form(
+        kind, trigger, tuple(pieces), tuple(places), ends, begun, literals, reach, {"engine": engine} if engine else {}
+    )
 
 
 def _compiled(text: str) -> tuple[str, list[Place]]:
@@ -88,6 +99,14 @@ def _compiled(text: str) -> tuple[str, list[Place]]:
         pattern += _WORD if kind == "w" else _NUMBER + _UNIT if kind == "size" else _NUMBER
         places.append(Place(name, kind))
     return pattern + re.escape(_without_blanks(text[at:])), places
+
+
+def _beginnings(text: str) -> tuple[re.Pattern[str], ...]:
+    """Patterns of a piece cut behind each of its places but the last, with the character that ends the place: a number
+    that is itself cut must not be read."""
+    ends = [found.end() for found in _PLACE.finditer(text) if found[1]]
+    cut = [text[: end + len(text[end:]) - len(text[end:].lstrip()) + 1] for end in ends[:-1]]
+    return tuple(re.compile(_compiled(piece)[0]) for piece in reversed(cut) if piece.count("[") == piece.count("]"))
 
 
 def _without_blanks(text: str) -> str:
@@ -154,10 +173,15 @@ def hits(texts: Iterable[Joined], forms: Sequence[Form]) -> Iterator[Hit]:
             while place >= 0:
                 at[place] = trigger
                 place = by.text.find(trigger, place + len(trigger))
-        places = [*sorted(at), len(by.text)]
-        for place, stop in pairwise(places):
+        places = sorted(at)
+        for which, place in enumerate(places):
             same = alike[at[place]]
-            yield Hit(same, by, place, min(stop, place + max(one.reach for one in same)))
+            end = min(len(by.text), place + max(one.reach for one in same))
+            for later in places[which + 1 : which + 1 + _NESTED]:
+                if at[later] == at[place] or not any(at[later] in one.literals for one in same):
+                    end = min(end, later)
+                    break
+            yield Hit(same, by, place, end)
 
 
 def finding(hit: Hit) -> Finding | None:
@@ -172,17 +196,22 @@ def finding(hit: Hit) -> Finding | None:
 def _told(one: Form, hit: Hit) -> Finding | None:
     numbers: dict[str, int | float] = {}
     words = dict(one.words)
-    at, complete = hit.place, 0
+    at, complete, broken = hit.place, 0, False
     for pattern, places in zip(one.pieces, one.places, strict=True):
         found = pattern.search(hit.by.text, at, hit.end) if complete else pattern.match(hit.by.text, at, hit.end)
+        if found is None and not complete:
+            found = next((cut for begun in one.begun if (cut := begun.match(hit.by.text, at, hit.end))), None)
+            broken = True
         if found is None:
             break
         complete += 1
         at = found.end()
-        groups = iter(range(1, pattern.groups + 1))
-        last = one.ends_at_line and complete == len(one.pieces)
+        groups = iter(range(1, found.re.groups + 1))
+        last = one.ends_at_line and complete == len(one.pieces) and not broken
         for place in places:
-            group = next(groups)
+            group = next(groups, 0)
+            if not group:
+                break
             text = found[group]
             unit = found[next(groups)] if place.kind == "size" else ""
             if text is None:
@@ -193,6 +222,8 @@ def _told(one: Form, hit: Hit) -> Finding | None:
                 words[place.name] = text
             else:
                 _put(numbers, place, text, unit)
+        if broken:
+            break
     if not complete:
         return None
     rounded = any(isinstance(number, Printed) and number.give for number in numbers.values())

@@ -66,6 +66,14 @@ FRAGMENTED_AND_FULL = Phrase(
     "be left",
     "显存碎片，而且设备本来就快满了：没有连续块，即使这次成功也只剩 {left}",
 )
+GRAPHS_KEEP = Phrase(
+    "graphs keep what was missing: {private} lie free in their private pools, where ordinary tensors cannot use them",
+    "所缺的显存在图的私有内存池里：那里空闲 {private}，普通张量不能使用",
+)
+NEVER_BESIDE_WEIGHTS = Phrase(
+    "the request is larger than what the weights leave of the device: it could never be served",
+    "申请超过权重之外的全部显存，永远无法满足",
+)
 UNSETTLED = Phrase(
     "either of two, which the printed digits do not settle: {one}; or {other}",
     "打印精度不足以区分两种可能：{one}；或者 {other}",
@@ -199,6 +207,10 @@ def _said(failure: Failure, cause: Cause | None) -> Said:
     if cause is Cause.SHORTAGE and failure.reserved is None:
         return Said.of(SHORTAGE_OF_ALL)
     facts = failure.facts
+    if cause is Cause.NEVER_FITS and facts.need_bytes <= facts.limit_bytes:
+        return Said.of(NEVER_BESIDE_WEIGHTS)
+    if cause is Cause.EXTERNAL_FRAGMENTATION and failure.graphs_keep_it:
+        return Said.of(GRAPHS_KEEP, private=format_size(failure.told("private_free_bytes") or 0))
     left = facts.driver_free_bytes + facts.cached_free_bytes - facts.need_bytes
     if cause is Cause.EXTERNAL_FRAGMENTATION and left < NEARLY_FULL * facts.limit_bytes:
         return Said.of(FRAGMENTED_AND_FULL, left=format_size(max(0, left)))

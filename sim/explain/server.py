@@ -20,9 +20,12 @@ from hbmtwin.sim.explain.forms import Joined
 from hbmtwin.sim.explain.printed import Printed
 
 _SOURCES = ("boot_", "arguments", "error_", "sglang_", "trt_", "mindie_", "warning_graphs_cut", "metrics")
-_NOT_OF_SERVER = {"metrics": ("engine",), "sglang_batch": (), "sglang_retract": (), "sglang_out_of_slots": ()}
-"""Kinds that tell of a moment; of these only the named words count."""
-_ASCEND = ("vllm_ascend", "vllm-ascend", "torch_npu", "NPUoutofmemory", "npu:", "model_runner_v1.py", "HCCL", "Ascend")
+_OF_A_MOMENT = ("metrics", "sglang_batch", "sglang_retract", "sglang_out_of_slots")
+"""Kinds whose numbers are not the server's."""
+_ASCEND = (
+    *("vllm_ascend", "vllm-ascend", "torch_npu", "NPUoutofmemory", "NPUgraphmemory"),
+    *("npu:", "model_runner_v1.py", "HCCL", "Ascend"),
+)
 _RANK = re.compile(r"\b([TPD])P(\d{1,4})")
 _MOST_RANKS = 1024
 _NEAR = 0.025
@@ -91,12 +94,11 @@ def server_of(findings: Sequence[Finding], texts: Iterable[Joined]) -> Server:
     for finding in findings:
         if not finding.kind.startswith(_SOURCES):
             continue
-        if (kept := _NOT_OF_SERVER.get(finding.kind)) is not None:
-            words |= {name: finding.words[name] for name in kept if name in finding.words}
+        words |= finding.words
+        if finding.kind in _OF_A_MOMENT:
             continue
         own = {name: number for name, number in finding.numbers.items() if name not in ("device", "seconds")}
         numbers |= own
-        words |= finding.words
         if finding.kind.startswith("boot_"):
             by_rank.setdefault(finding.rank, {}).update(own)
     rank = min(
@@ -132,7 +134,9 @@ def _parallel(findings: Sequence[Finding]) -> dict[str, int]:
 
 def _is_server(findings: Sequence[Finding]) -> bool:
     """Whether anything was said that vLLM alone says."""
-    return any(finding.kind.startswith(("boot_", "error_", "preempted", "metrics")) for finding in findings)
+    return any(
+        finding.kind.startswith(("boot_", "error_", "preempted", "metrics", "swap_full")) for finding in findings
+    )
 
 
 def _catalog_model(name: str) -> str:

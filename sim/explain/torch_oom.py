@@ -55,8 +55,10 @@ _NO_LIMIT_BYTES = 1 << 60
 """cudaMallocAsync prints 2^64 - 1 where no fraction is set."""
 
 _DRIVER = re.compile(
-    r"CUDAerror:outofmemory|HIPerror:outofmemory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|"
-    r"CUBLAS_STATUS_ALLOC_FAILED|Cudafailure(?:\d{1,4})?'outofmemory'|cudaruntimeerror\(2\):outofmemory"
+    r"CUDA(?:driver)?[eE]rror:outofmemory|HIP(?:driver)?error:outofmemory|cudaErrorMemoryAllocation|"
+    r"CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|Cudafailure(?:\d{1,4})?'outofmemory'|"
+    r"cudaruntimeerror\(2\):outofmemory|TritonError\[CUDA\]:outofmemory|cudaMallocfailed:outofmemory|"
+    r"UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"
 )
 
 
@@ -67,10 +69,14 @@ def read(lines: Sequence[Line]) -> list[Finding]:
     """
     found = [finding for passage in passages(lines, _BEGIN) if (finding := _message(passage))]
     found += [
-        Finding("torch_driver_oom", passage.line, passage.rank, {}, {"family": "CUDA"})
+        Finding("torch_driver_oom", passage.line, passage.rank, {}, {"family": _driver_family(passage.text)})
         for passage in passages(lines, _DRIVER)
     ]
     return sorted(found, key=lambda finding: finding.line)
+
+
+def _driver_family(text: str) -> str:
+    return "XPU" if text.startswith("UR_") else "HIP" if text.startswith("HIP") else "CUDA"
 
 
 def _message(passage: Passage) -> Finding | None:

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hbmtwin.sim.explain.explaining import explain
+
+from .engine_pastes import HEALTHY, PASTES, Healthy, Paste
+
+
+def _has(sentences: list[str], part: str) -> bool:
+    return any(part in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize("paste", PASTES, ids=lambda paste: paste.name)
+def test_what_failed_is_told_with_its_cause_its_books_and_its_cures(paste: Paste) -> None:
+    told = explain(paste.text)
+    first = told.judgements[0]
+    assert told.understood
+    assert (first.cause, first.when) == (paste.cause, paste.when)
+    assert paste.said in str(told.verdict)
+    assert told.server.engine == paste.engine
+    assert {name: told.server.numbers.get(name) for name in paste.numbers} == paste.numbers
+    for part in paste.helps:
+        assert _has([str(said) for said in first.helps], part), part
+    for part in paste.useless:
+        assert _has([str(said) for said in first.does_not_help], part), part
+    for part in paste.arithmetic:
+        assert _has([str(said) for said in first.arithmetic], part), part
+
+
+@pytest.mark.parametrize("paste", HEALTHY, ids=lambda paste: paste.name)
+def test_what_did_not_fail_is_told_with_its_numbers(paste: Healthy) -> None:
+    told = explain(paste.text)
+    assert told.understood
+    assert told.judgements == ()
+    assert told.server.engine == paste.engine
+    assert {name: told.server.numbers.get(name) for name in paste.numbers} == paste.numbers
+    for part in paste.says:
+        assert _has([str(said) for said in told.says], part), part
+    for part in paste.books:
+        assert _has([str(said) for said in told.arithmetic], part), part
+
+
+@pytest.mark.parametrize("paste", [*PASTES, *HEALTHY], ids=lambda paste: paste.name)
+def test_both_languages_have_the_same_numbers(paste: Paste | Healthy) -> None:
+    told = explain(paste.text)
+    english, chinese = told.to_dict("en"), told.to_dict("zh")
+    assert english["numbers"] == chinese["numbers"]
+    assert english["findings"] == chinese["findings"]
+    for one, other in zip(english["judgements"], chinese["judgements"], strict=True):
+        assert one["facts"] == other["facts"]
+        assert one["said"] != other["said"]
+        assert len(one["helps"]) == len(other["helps"])
+    assert json.loads(json.dumps(english)) == english
+
+
+def test_the_facts_that_classify_was_asked_are_in_the_record() -> None:
+    told = explain(PASTES[0].text)
+    facts = told.to_dict()["judgements"][0]["facts"]
+    assert facts["need_bytes"] == 8 << 30
+    assert facts["limit_bytes"] == (8 << 30) * 5 // 16
+    assert facts["fixed_pool"] is True
+
+
+def test_a_run_that_only_passes_on_a_failure_says_so() -> None:
+    told = explain(
+        "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): "
+        "{}\n"
+    )
+    assert told.understood
+    assert "paste what stands above it" in str(told.verdict)
+
+
+def test_text_that_says_nothing_of_memory_is_told_with_what_it_does_say() -> None:
+    told = explain("make: *** No rule\nzmq.error.ZMQError: Address already in use\nValueError: bad port\n")
+    assert not told.understood
+    assert "in these 3 lines" in str(told.verdict)
+    left = [str(said) for said in told.not_read]
+    assert _has(left, "(line 2): zmq.error.ZMQError: Address already in use")
+    assert _has(left, "(line 3): ValueError: bad port")
+    assert _has(left, "known are: ")
+    assert (told.scenario, told.fit_command) == ("", "")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", b"", b"\xff\xfe"])
+def test_no_text_is_told(text: str | bytes) -> None:
+    told = explain(text)
+    assert not told.understood
+    assert str(told.verdict) == "there is no text"
+
+
+def test_the_rank_with_the_least_room_decides_and_all_are_counted() -> None:
+    lines = [
+        f"(Worker_TP{rank} pid={rank}) INFO 01-02 03:04:05 [gpu_worker.py:298] Available KV cache memory: {size} GiB"
+        for rank, size in enumerate(("5.25", "5.00", "5.50", "5.25"))
+    ]
+    told = explain("\n".join(lines))
+    assert told.server.rank == "TP1"
+    assert told.server.numbers["available_kv_bytes"] == 5 << 30
+    assert told.server.numbers["tensor_parallel_size"] == 4
+    assert "(line 2, TP1; 4 ranks say so of themselves, from 5.00 GiB to 5.50 GiB)" in str(told.says[-1])
+
+
+def test_a_failure_of_the_allocator_beside_an_engines_error_without_figures_comes_first() -> None:
+    told = explain(
+        '  File "/x/gpu_model_runner.py", line 10, in capture_model\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 900.00 MiB. GPU 0 has a total capacity of 80.00 "
+        "GiB of which 500.00 MiB is free. Including non-PyTorch memory, this process has 79.51 GiB memory in use. Of "
+        "the allocated memory 76.00 GiB is allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but "
+        "unallocated.\n"
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests.\n"
+    )
+    assert [judgement.line for judgement in told.judgements] == [2, 3]
+    assert told.direction is not None
+    assert "Lowering it is the cure" in str(told.direction)
