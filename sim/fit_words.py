@@ -171,7 +171,13 @@ def title(fit: Fit) -> Said:
     devices = Said.of(DEVICES, count=ranks, device=device) if ranks > 1 else device
     short = SHORT_DOES_NOT if not fit.fits else SHORT_MAY_NOT if fit.may_not_start is not None else SHORT_STARTS
     phrase = NUMBERS_ALONE if q.device.name == GIVEN_SIZES and not q.rules.claims_free else TITLE
-    return Said.of(phrase, model=model, devices=devices, engine=q.rules.name, verdict=Said.of(short))
+    return Said.of(phrase, model=model, devices=devices, engine=_engine(fit), verdict=Said.of(short))
+
+
+def _engine(fit: Fit) -> str:
+    """As people write it: with the release that was named, or the first one of the rules."""
+    given = next((a.value for a in fit.arguments if a.name == "engine_version"), None)
+    return f"{fit.budget.engine} {given or fit.budget.version + '+'}"
 
 
 def settings(fit: Fit) -> list[Said]:

@@ -41,7 +41,7 @@ def test_every_hbmtwin_command_runs_as_written(
     monkeypatch.chdir(tmp_path)
     ours = [hbmtwin_arguments(command) for command in COMMANDS if "hbmtwin" in command]
     verbs = [words[0] for words in ours]
-    assert verbs == ["compare", "init", "catalog", "run", "compare", "compare", "run", "run", "run"]
+    assert verbs == ["compare", "fit", "init", "catalog", "run", "compare", "compare", "run", "run", "run"]
     for words in ours:
         smaller = SMALL if words[0] in ("compare", "run") else []
         assert main([*words, *smaller]) == 0, capsys.readouterr().err
@@ -64,7 +64,7 @@ def test_the_layout_names_every_folder_and_no_other() -> None:
     [
         "README.md",
         "CONTRIBUTING.md",
-        *(f"docs/{name}.md" for name in ("index", "metrics", "policies", "ranks", "workloads")),
+        *(f"docs/{name}.md" for name in ("index", "fit", "metrics", "policies", "ranks", "workloads")),
     ],
 )
 def test_links_between_pages_lead_somewhere(page: str) -> None:
