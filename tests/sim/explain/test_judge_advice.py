@@ -110,17 +110,34 @@ def test_the_start_and_the_run_want_opposite_things() -> None:
 
 
 def test_the_step_of_utilisation_covers_what_was_asked() -> None:
-    """72 MiB of 61.27 GiB are 0.11 %: one hundredth, 627 MiB."""
+    """72.00 - 5.04 MiB of 61.27 GiB are 0.11 %: one hundredth, 627 MiB."""
     (said,) = [each for each in only("step").helps if names((each,)) == ["LOWER_UTILIZATION"]]
-    assert said.text().startswith(
-        "gpu_memory_utilization lower by 0.01 (SGLang: mem-fraction-static): the KV cache gives"
+    assert said.text() == (
+        "gpu_memory_utilization lower by 0.01 (SGLang: mem-fraction-static): the KV cache gives up 627.40 MiB, which "
+        "with the 5.04 MiB free covers 72.00 MiB"
     )
-    assert "627.40 MiB, which covers the 72.00 MiB" in said.text()
 
 
-def test_graphs_ask_for_fewer_sizes() -> None:
+def test_a_request_of_a_third_of_the_device_is_not_made_room_for() -> None:
+    """20.00 - 1.30 GiB of 60.96 would be 31 hundredths: the request itself is too large. At 19.00 they are 30."""
+    text = "NPU out of memory. Tried to allocate {} GiB (NPU 0; 60.96 GiB total capacity; 55.00 GiB already allocated; "
+    text += "55.00 GiB current active; 1.30 GiB free; 55.40 GiB reserved in total by PyTorch)"
+    (large,), (small,) = judged(text.format("20.00")), judged(text.format("19.00"))
+    assert names(large.helps) == ["SMALLER_REQUEST", "FEWER_TOKENS"]
+    assert small.helps[0].text().startswith("if this came after the KV cache was placed (graph capture, warm-up, serv")
+    assert "lower by 0.30 frees 18.29 GiB" in small.helps[0].text()
+
+
+def test_graphs_ask_for_fewer_sizes_and_expandable_segments_would_not_do() -> None:
+    """120.88 + 11.07 = 131.95 MiB < 136; only with the 62 MiB of graphs' private pools it is enough."""
     for j in judged(TEXTS["capture"]):
-        assert {"GRAPH_POOLS", "FEWER_GRAPHS", "LOWER_UTILIZATION"} <= set(names(j.helps))
+        assert names(j.helps) == ["GRAPH_POOLS", "LOWER_UTILIZATION", "FEWER_GRAPHS"]
+        assert names(j.does_not_help)[0] == "EXPANDABLE_USELESS"
+        assert names((j.said,)) == ["GRAPHS_KEEP"]
+        assert names(j.arithmetic)[-2:] == ["SUM_SHORT", "GRAPHS_DECIDE"]
+    assert judged(TEXTS["capture"])[0].arithmetic[-1].text() == (
+        "with the 62.00 MiB in graphs' private pools it would be enough: 193.95 MiB ±15.36 KiB >= 136.00 MiB"
+    )
 
 
 def test_a_process_is_named_by_its_number() -> None:
@@ -145,6 +162,7 @@ def test_npu_smi_says_which_of_two_is_the_other() -> None:
     assert j.cause is Cause.OTHER_TENANT
     assert j.facts.tenants_bytes == 28310 * MIB
     assert j.helps[0].text().startswith("stop process 41017: it holds 27.65 GiB")
+    assert "process 90233 with 31.35 GiB is taken for this one" in "\n".join(each.text() for each in j.arithmetic)
 
 
 def test_what_one_server_would_not_hold_belongs_to_somebody_else() -> None:
@@ -171,7 +189,10 @@ def test_weights_of_a_boot_log_are_part_of_what_never_fits() -> None:
     oom = Finding("npu_oom", 9, "TP0", {**numbers, "allocated_bytes": 41 * GIB}, {"family": "NPU"})
     boot = Finding("boot_weights", 1, "TP0", {"weights_bytes": Printed(41 * GIB)})
     assert [j.cause for j in judge.judge([oom])] == [Cause.SHORTAGE]
-    assert [j.cause for j in judge.judge([boot, oom])] == [Cause.NEVER_FITS]
+    (j,) = judge.judge([boot, oom])
+    assert j.cause is Cause.NEVER_FITS
+    assert names((j.said,)) == ["NEVER_BESIDE_WEIGHTS"]
+    assert j.arithmetic[-2].text().startswith("60.00 GiB - 41.00 GiB of weights = 19.00 GiB < 20.00 GiB")
 
 
 def test_the_two_languages_have_the_same_places() -> None:

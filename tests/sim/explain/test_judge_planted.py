@@ -48,7 +48,7 @@ def test_everything_outside_of_torch_taken_for_others(monkeypatch: pytest.Monkey
 
 
 def test_others_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure, "_tenants", lambda *_: ((), False))
+    monkeypatch.setattr(failure, "_tenants", lambda *_: ((), False, None))
     assert set(wrong()) == {"torch_tenant", "npu_tenant", "npu_smi"}
 
 

@@ -132,6 +132,9 @@ def test_cuda_malloc_async_tells_no_limit_where_none_is_set() -> None:
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "NCCL WARN Cuda failure 2 'out of memory'",
         "CUDA_ERROR_OUT_OF_MEMORY",
+        "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
+        "RuntimeError: Triton Error [CUDA]: out of memory",
+        "CUDA driver error: out of memory",
         "cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/THCGeneral.cpp:50",
     ],
 )
