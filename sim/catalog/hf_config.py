@@ -108,6 +108,8 @@ def shape_of(config: object, *, name: str, where: str, source: str) -> ModelShap
     """The sizes in *config*, in Hugging Face's words. Raise CatalogError, naming *where* and the field."""
     if not isinstance(config, Mapping):
         raise CatalogError(f"{where}: must be a JSON object, not {type(config).__name__}")
+    if not isinstance(config.get("model_type", ""), str | None):
+        raise CatalogError(f"{where}: model_type must be a text, not {str(config['model_type'])[:40]}")
     _refuse_what_is_not_computed(config, where)
     _refuse_what_writes_no_text(config, where)
 

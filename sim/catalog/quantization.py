@@ -31,6 +31,7 @@ from hbmtwin.sim.catalog.errors import CatalogError
 from hbmtwin.sim.catalog.sizes import flag, size
 
 FIELDS = ("quantization_config", "compression_config", "quantize_config")
+OTHER_NAMES = {"compressed_tensors": "compressed-tensors", "gptq_marlin": "gptq", "awq_marlin": "awq"}
 GROUP_SIZE = 128
 """What AWQ and GPTQ checkpoints have unless they say otherwise."""
 ASCEND_W8A8 = Quantization(
@@ -92,15 +93,13 @@ def quantization_of(config: Mapping[str, Any], where: str) -> Quantization | Non
     where, said = f"{where}, {key}", config[key]
     if not isinstance(said, Mapping):
         raise CatalogError(f"{where}: must be a JSON object, not {type(said).__name__}")
-    method = said.get("quant_method")
-    if method is None:
-        method = "compressed-tensors" if "config_groups" in said else "gptq" if "bits" in said else None
-    method = {"compressed_tensors": "compressed-tensors", "gptq_marlin": "gptq", "awq_marlin": "awq"}.get(
-        str(method), method
-    )
+    told = said.get("quant_method")
+    if told is None:
+        told = "compressed-tensors" if "config_groups" in said else "gptq" if "bits" in said else None
+    method = OTHER_NAMES.get(str(told), str(told))
     if method not in READERS:
         raise CatalogError(
-            f"{where}: quantised weights of quant_method {str(method)[:40]!r} are not computed; known are "
+            f"{where}: quantised weights of quant_method {method[:40]!r} are not computed; known are "
             f"{', '.join(READERS)}"
         )
     return READERS[method](said, where)

@@ -175,6 +175,7 @@ def test_a_model_that_reads_images_is_refused_as_its_encoders_are_not_counted(tm
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"model_type": ["llama"]}, r"model_type must be a text, not \['llama'\]"),
         ({"num_hidden_layers": "absent"}, "num_hidden_layers is missing"),
         ({"vocab_size": 0}, r"vocab_size must be a whole number from 1 to \d+, not 0"),
         ({"hidden_size": -4096}, "hidden_size must be a whole number"),
