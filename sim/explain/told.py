@@ -151,6 +151,19 @@ TELLINGS: dict[str, Telling] = {
         "asked_bytes",
         True,
     ),
+    "npu_workspace_oom": Telling(
+        Phrase(
+            "torch_npu could not get {asked_bytes} of workspace on an NPU",
+            "torch_npu 在 NPU 上申请 {asked_bytes} workspace 失败",
+        ),
+        "asked_bytes",
+        True,
+    ),
+    "npu_driver_oom": Telling(
+        Phrase("CANN could not get {asked_bytes} from the driver", "CANN 向驱动申请 {asked_bytes} 失败"),
+        "asked_bytes",
+        True,
+    ),
     "npu_smi_device": Telling(
         Phrase(
             "npu-smi: {used_bytes} of {total_bytes} in use on the fullest device listed",
