@@ -57,6 +57,11 @@ EMPTY_CACHE = Phrase(
     "parts of segments in use",
     "empty_cache()：报错之前分配器已经释放过所有完全空闲的段，剩下的 {cached} 在仍被使用的段里，释放不掉",
 )
+WITHOUT_1G_PAGES = Phrase(
+    "without page_size:1g: every large segment is a whole number of GiB then, so that {asked} were asked of the "
+    "driver, and {cached} lie in segments that are in use",
+    "去掉 page_size:1g：打开后每个大段都是整数个 GiB，所以向驱动申请了 {asked}，而在用的段里空着 {cached}",
+)
 GRAPH_POOLS = Phrase(
     "fewer captured graph sizes, or enforce_eager: {private} lie free in graphs' private pools",
     "减少图捕获的 batch 档位，或 enforce_eager：图的私有内存池里空闲着 {private}",
@@ -203,6 +208,7 @@ class Situation:
     phase: str
     """weights, profile, kv_cache, capture, warm_up, step; empty: not told."""
     expandable_on: bool
+    page_1g: bool
     hccl_buffsize_mib: int | None
     task_queue: int | None
 
@@ -229,6 +235,9 @@ def helps(failure: Failure, s: Situation) -> tuple[Said, ...]:
         said.append(Said.of(TASK_QUEUE))
     if s.cause is Cause.EXTERNAL_FRAGMENTATION or (s.cause is None and len(failure.causes) > 1):
         said += _defragment(failure, s)
+    if s.page_1g and failure.cached is not None and failure.asked is not None:
+        values = {"asked": format_size(failure.asked), "cached": shown(failure.cached)}
+        said.append(Said.of(WITHOUT_1G_PAGES, **values))
     if failure.facts.tenants_bytes > _WORTH_STOPPING * failure.facts.capacity_bytes:
         said += _tenants_advice(failure)
     if failure.finding.kind.endswith("driver_oom"):

@@ -170,6 +170,7 @@ def _judged(finding: Finding, around: Around) -> Judgement:
         when,
         phase,
         expandable_on=any("expandable_segments:True" in conf for conf in around.confs),
+        page_1g=any("page_size:1g" in conf for conf in around.confs),
         hccl_buffsize_mib=around.settings.get("HCCL_BUFFSIZE"),
         task_queue=around.settings.get("TASK_QUEUE_ENABLE"),
     )

@@ -74,6 +74,12 @@ def test_where_it_is_on_already_it_is_no_advice() -> None:
     assert names(j.does_not_help)[0] == "EXPANDABLE_ON"
 
 
+def test_pages_of_a_gib_are_to_go_where_memory_lies_in_them() -> None:
+    (j,) = judged("PYTORCH_NPU_ALLOC_CONF=page_size:1g\n" + TEXTS["step"])
+    assert "WITHOUT_1G_PAGES" in names(j.helps)
+    assert "WITHOUT_1G_PAGES" not in names(only("step").helps)
+
+
 @pytest.mark.parametrize(
     ("name", "wanted", "unwanted"),
     [
