@@ -209,7 +209,7 @@ class Scheduler(Protocol):
         ...
 
 
-_OURS = ("guaranteed_no_evict", "max_utilization", "prefill_first", "sglang", "static_batch", "vllm", "vllm_v0")
+_OURS = ("vllm", "guaranteed_no_evict", "max_utilization", "prefill_first", "sglang", "static_batch", "vllm_v0")
 schedulers: Registry[Scheduler] = Registry(
     "hbmtwin.schedulers", "scheduler", [f"hbmtwin.sim.{module}" for module in _OURS]
 )
