@@ -92,7 +92,7 @@ def explain_decoded(decoded: Decoded, lang: Lang = "en") -> Explanation:
     for read in READERS:
         findings += read(lines)
     findings.sort(key=lambda finding: finding.line)
-    server = server_of(findings, texts)
+    server = server_of(findings, decoded.text + decoded.tail)
     judgements = _judgements(findings, server)
     options = fit_options(server)
     understood = any(finding.kind not in ("moment", "setting") for finding in findings)

@@ -102,11 +102,16 @@ def _compiled(text: str) -> tuple[str, list[Place]]:
 
 
 def _beginnings(text: str) -> tuple[re.Pattern[str], ...]:
-    """Patterns of a piece cut behind each of its places but the last, with the character that ends the place: a number
-    that is itself cut must not be read."""
+    """Patterns of a piece cut behind each of its places but the last, with what ends the place: a number that is itself
+    cut must not be read."""
     ends = [found.end() for found in _PLACE.finditer(text) if found[1]]
-    cut = [text[: end + len(text[end:]) - len(text[end:].lstrip()) + 1] for end in ends[:-1]]
+    cut = [text[: end + _past_number(text[end:])] for end in ends[:-1]]
     return tuple(re.compile(_compiled(piece)[0]) for piece in reversed(cut) if piece.count("[") == piece.count("]"))
+
+
+def _past_number(text: str) -> int:
+    """How many characters of *text* tell that a number before it has ended: full stops and commas do not."""
+    return next((at + 1 for at, character in enumerate(text) if character not in " .,"), 0)
 
 
 def _without_blanks(text: str) -> str:

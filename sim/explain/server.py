@@ -11,21 +11,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hbmtwin.sim import catalog
 from hbmtwin.sim.explain.findings import Finding
-from hbmtwin.sim.explain.forms import Joined
 from hbmtwin.sim.explain.printed import Printed
 
 _SOURCES = ("boot_", "arguments", "error_", "sglang_", "trt_", "mindie_", "warning_graphs_cut", "metrics")
 _OF_A_MOMENT = ("metrics", "sglang_batch", "sglang_retract", "sglang_out_of_slots")
 """Kinds whose numbers are not the server's."""
 _ASCEND = (
-    *("vllm_ascend", "vllm-ascend", "torch_npu", "NPUoutofmemory", "NPUgraphmemory"),
-    *("npu:", "model_runner_v1.py", "HCCL", "Ascend"),
+    *("vllm_ascend", "vllm-ascend", "torch_npu", "NPU out of memory", "NPU graph memory", "npu:", "HCCL", "Ascend"),
+    *("model_runner_v1.py", "worker_v1.py"),
 )
+_ASCEND_WORKER = re.compile(r"\[worker\.py:\d{1,6}\]\S{0,8} Available KV cache memory")
+"""CUDA's worker of that time is gpu_worker.py."""
 _RANK = re.compile(r"\b([TPD])P(\d{1,4})")
 _MOST_RANKS = 1024
 _NEAR = 0.025
@@ -86,8 +87,8 @@ class Server:
         return high // step * step
 
 
-def server_of(findings: Sequence[Finding], texts: Iterable[Joined]) -> Server:
-    """What *findings* tell of one server. O(findings + characters)."""
+def server_of(findings: Sequence[Finding], text: str) -> Server:
+    """What *findings* tell of one server, and *text*, as it was pasted, of its kind. O(findings + characters)."""
     numbers: dict[str, int | float] = {}
     words: dict[str, str] = {}
     by_rank: dict[str, dict[str, int | float]] = {}
@@ -108,7 +109,7 @@ def server_of(findings: Sequence[Finding], texts: Iterable[Joined]) -> Server:
     )
     numbers |= by_rank.get(rank, {})
     engine = words.get("engine", "")
-    ascend = engine in ("", "vllm") and any(word in by.text for by in texts for word in _ASCEND)
+    ascend = engine in ("", "vllm") and (any(word in text for word in _ASCEND) or bool(_ASCEND_WORKER.search(text)))
     if engine == "vllm-ascend" or (ascend and (engine or _is_server(findings))):
         engine = "vllm-ascend"
     elif not engine and _is_server(findings):

@@ -73,6 +73,7 @@ _COMMANDS = {
     "sglang serve": "sglang",
 }
 _COMMAND_LINES = 80
+_LONGEST_COUNT = 20
 
 
 def read(texts: Sequence[Joined], lines: Sequence[Line]) -> list[Finding]:
@@ -101,9 +102,11 @@ def put(numbers: dict[str, int | float], words: dict[str, str], name: str, value
         return
     if name in COUNTS:
         try:
-            numbers[name] = parse_count(value[:24])
+            count = parse_count(value[:_LONGEST_COUNT])
         except ValueError:
             return
+        if len(value) < _LONGEST_COUNT:
+            numbers[name] = count
     elif name in SHARES:
         if re.fullmatch(r"\d{0,3}(?:\.\d{0,12})?", value) and value.strip("."):
             numbers[name] = float(value)
