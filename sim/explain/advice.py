@@ -116,6 +116,10 @@ FIND_PROCESS = Phrase(
     "see with {tool} which process holds about {bytes} on this device, and stop it or take another device",
     "用 {tool} 查看该设备上是哪个进程占了约 {bytes}，停掉它或换一张卡",
 )
+FIND_HOLDER = Phrase(
+    "see with {tool} who holds the {outside} outside of PyTorch: more than PyTorch holds itself",
+    "用 {tool} 查看是谁占用了 PyTorch 之外的 {outside}：比 PyTorch 自己占用的还多",
+)
 SHARE = Phrase(
     "gpu_memory_utilization {most} at most while they stay: {left} of {total} are left beside them",
     "如果它们必须保留：gpu_memory_utilization 最多 {most}，除它们之外只剩 {left} / {total}",
@@ -238,6 +242,8 @@ def helps(failure: Failure, s: Situation) -> tuple[Said, ...]:
     if s.page_1g and failure.cached is not None and failure.asked is not None:
         values = {"asked": format_size(failure.asked), "cached": shown(failure.cached)}
         said.append(Said.of(WITHOUT_1G_PAGES, **values))
+    if failure.mostly_outside:
+        said.append(Said.of(FIND_HOLDER, tool=_tool(failure), outside=format_size(failure.outside or 0)))
     if failure.facts.tenants_bytes > _WORTH_STOPPING * failure.facts.capacity_bytes:
         said += _tenants_advice(failure)
     if failure.finding.kind.endswith("driver_oom"):

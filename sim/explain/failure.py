@@ -122,6 +122,13 @@ class Failure:
             return False
         return self.facts.driver_free_bytes + self.cached < self.asked
 
+    @property
+    def mostly_outside(self) -> bool:
+        """Whether more of the device is used outside of this process's allocator than by it, and nobody is named."""
+        if self.outside is None or self.reserved is None or self.own is not None or self.tenants or self.taken_for_own:
+            return False
+        return self.outside.low > self.reserved.high
+
     def told(self, name: str) -> Printed | None:
         """A number of its message, None when it does not tell it."""
         return _printed(self.finding.numbers, name)

@@ -61,6 +61,11 @@ SHORTAGE_OF_ALL = Phrase(
     "a plain shortage; the message does not tell who holds the rest of the device",
     "显存不足；报错没有说明其余显存被谁占用",
 )
+SHORTAGE_OUTSIDE = Phrase(
+    "a plain shortage, and not of PyTorch's making: {outside} of the device are held outside of it, by this process's "
+    "context and libraries or by another process",
+    "显存不足，但不是 PyTorch 占满的：设备上 {outside} 在 PyTorch 之外，属于本进程的 context 和通信库，或其他进程",
+)
 FRAGMENTED_AND_FULL = Phrase(
     "fragmentation on a device that is full anyway: not in one piece, and with this request served only {left} would "
     "be left",
@@ -207,6 +212,8 @@ def _said(failure: Failure, cause: Cause | None) -> Said:
         return Said.of(SHORTAGE_AMONG_OTHERS, tenants=format_size(failure.facts.tenants_bytes))
     if cause is Cause.SHORTAGE and failure.reserved is None:
         return Said.of(SHORTAGE_OF_ALL)
+    if cause is Cause.SHORTAGE and failure.mostly_outside:
+        return Said.of(SHORTAGE_OUTSIDE, outside=format_size(failure.outside or 0))
     facts = failure.facts
     if cause is Cause.NEVER_FITS and facts.need_bytes <= facts.limit_bytes:
         return Said.of(NEVER_BESIDE_WEIGHTS)

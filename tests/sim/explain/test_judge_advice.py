@@ -178,6 +178,17 @@ def test_what_one_server_would_not_hold_belongs_to_somebody_else() -> None:
     assert any("(estimated)" in each.text() for each in j.arithmetic)
 
 
+def test_a_device_filled_by_nobody_that_is_named_is_not_the_readers_fault() -> None:
+    """4 GiB of 8 are less than a server's own at most, and more than PyTorch's 2: no tenant is claimed, no guilt."""
+    text = "NPU out of memory. Tried to allocate 3.00 GiB (NPU 0; 8.00 GiB total capacity; 1.90 GiB already allocated; "
+    (j,) = judged(text + "1.90 GiB current active; 2.00 GiB free; 2.00 GiB reserved in total by PyTorch)")
+    assert (j.cause, j.facts.tenants_bytes) == (Cause.SHORTAGE, 0)
+    assert names((j.said,)) == ["SHORTAGE_OUTSIDE"]
+    assert j.helps[0].text() == (
+        "see with npu-smi info who holds the 4.00 GiB outside of PyTorch: more than PyTorch holds itself"
+    )
+
+
 def test_a_summary_tells_what_a_workspace_message_does_not() -> None:
     table = (
         "|                  PyTorch NPU memory summary, device ID 0                  |\n"
