@@ -17,6 +17,8 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hbmtwin.kernels.weights import weight_bytes_per_rank
+from hbmtwin.sim import catalog
 from hbmtwin.sim.explain.server import Server
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
@@ -58,6 +60,8 @@ _SWITCHES = ("enforce_eager", "enable_expert_parallel", "enable_prefix_caching",
 _HEAD = "# Filled by `hbmtwin explain`; what the text did not tell stands at its default.\nschema_version = 1"
 _TERMS = ("weights_bytes", "activation_bytes", "non_torch_bytes")
 _MOST = 2**44
+_SAME_WEIGHTS = 0.02
+"""So far may the weights that an engine loads lie from those of the shapes: buffers, a rotary table."""
 _DTYPES = ("float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head")
 
 
@@ -76,19 +80,45 @@ def fit_options(server: Server) -> dict[str, Any]:
             options[name] = bool(value) if name in _SWITCHES else value
     if (dtype := server.words.get("kv_cache_dtype")) in _DTYPES:
         options["kv_cache_dtype"] = dtype
-    total, kv = server.size("total_bytes"), server.size("available_kv_bytes")
+    kv = server.size("available_kv_bytes")
+    measured = _terms(server)
+    if measured is not None:
+        return options | measured
+    total = server.size("total_bytes")
     if total and not server.device:
         options["total_memory_bytes"] = total
-    terms = {name: server.size(name) for name in _TERMS if server.size(name) is not None}
+    terms = {name: server.size(name) for name in _TERMS}
     options |= {name: value for name, value in terms.items() if value is not None and value >= 0}
     token = server.kv_bytes_per_token
     if not server.catalog_model and token:
         options["kv_bytes_per_token"] = token
-    if kv is not None and kv > 0 and (len(terms) < len(_TERMS) or not server.catalog_model):
+    if kv is not None and kv > 0 and (None in terms.values() or not server.catalog_model):
         options["available_kv_bytes"] = kv
     enough = "model" in options or "kv_bytes_per_token" in options
     room = "device" in options or "available_kv_bytes" in options or "total_memory_bytes" in options
     return options if enough and room else {}
+
+
+def _terms(server: Server) -> dict[str, int] | None:
+    """Measured terms with which the budget's subtraction comes to the log's own result; None where the text does not
+    tell enough of it. What is told only in sum stands as the activation peak, and weights that are those of the shapes
+    stay with these, so that other numbers of ranks and other weights can be tried."""
+    total, usable, kv = server.size("total_bytes"), server.usable_bytes, server.size("available_kv_bytes")
+    if not server.catalog_model or not server.device or total is None or usable is None or kv is None:
+        return None
+    try:
+        weights = weight_bytes_per_rank(
+            catalog.model(server.catalog_model), int(server.numbers.get("tensor_parallel_size", 1))
+        )
+    except ValueError:
+        return None
+    options = {"total_memory_bytes": total}
+    logged = server.size("weights_bytes")
+    if logged is not None and abs(logged - weights) > _SAME_WEIGHTS * weights:
+        weights = options["weights_bytes"] = logged
+    beside = server.size("non_torch_bytes") or 0
+    peak = usable - kv - weights - beside
+    return None if peak < 0 or beside < 0 else {**options, "activation_bytes": peak, "non_torch_bytes": beside}
 
 
 def fit_command(options: dict[str, Any]) -> str:
@@ -110,11 +140,8 @@ def tried(server: Server, options: dict[str, Any], *, refused: bool) -> list[Sai
     budget says of it by its own estimates. Empty where too little is known."""
     if "model" not in options or "device" not in options:
         return []
-    answer = _ask(options)
     if refused:
-        logged = {name: server.numbers[name] for name in ("available_kv_bytes",) if name in server.numbers}
-        if answer is None or (answer.fits and logged):
-            answer = _ask({**options, **{name: max(0, int(value)) for name, value in logged.items()}})
+        answer = _ask(options)
         return [] if answer is None or answer.fits else _helps(answer)
     estimate = _ask({name: value for name, value in options.items() if not name.endswith("_bytes")})
     logged_kv = server.size("available_kv_bytes")

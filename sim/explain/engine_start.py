@@ -38,7 +38,7 @@ def too_long(finding: Finding, server: Server) -> Judgement:
         return _start(finding, pool_facts(1, 0), said, [], [Said.of(words.CUT_SHORT_HELPS)], [])
     facts = pool_facts(max(need, have + 1), have)
     short = short_of(need, have)
-    helps, not_enough = enough(server, short)
+    helps, not_enough = enough(server, short, ranks=False)
     if longest := int(numbers.get("longest", 0)):
         helps.insert(0, Said.of(words.SHORTER, length=Count(longest)))
     elif have > 0:

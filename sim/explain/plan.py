@@ -156,11 +156,13 @@ def plan(server: Server) -> list[Said]:
     return lines
 
 
-def enough(server: Server, short: Short) -> tuple[list[Said], list[Said]]:
-    """Changes to the terms of the plan: those that cover what is *short*, and those that do not."""
+def enough(server: Server, short: Short, *, ranks: bool = True) -> tuple[list[Said], list[Said]]:
+    """Changes to the terms of the plan: those that cover what is *short*, and those that do not; of *ranks* where the
+    demand does not fall with them."""
     helps: list[Said] = []
     not_enough: list[Said] = []
-    for judged in (_utilization(server, short), _batch(server, short), _weights(server, short), _ranks(server, short)):
+    terms = [_utilization(server, short), _batch(server, short), _weights(server, short)]
+    for judged in (*terms, _ranks(server, short) if ranks else None):
         if judged is not None:
             said, covers = judged
             (helps if covers else not_enough).append(said)
