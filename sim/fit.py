@@ -45,8 +45,7 @@ def fit(
     if device is not None:
         options["device"] = device
     asked = ask(options)
-    q = asked.question
-    budget = budget_of(q)
+    q, budget = asked.question, asked.budget
     findings = findings_of(q, **asked.kernel_settings())
     at_the_end = q.at_length(1) if asked.auto_length else q  # it would be shorter then
     return Fit(

@@ -29,8 +29,9 @@ from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.catalog.quantization import BY_NAME
 from hbmtwin.sim.engines import EngineArgs, rules_for, settings_of
-from hbmtwin.sim.fit_kernels import METHODS, findings_of, smaller_kv, smaller_weights
+from hbmtwin.sim.fit_kernels import findings_of, smaller_kv, smaller_weights
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
 from hbmtwin.sim.phrases import Phrase, Said
@@ -251,7 +252,7 @@ def _quantization(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     if q.measured.weights_bytes is not None:
         return
     for name, other in smaller_weights(q):
-        said = Said.of(QUANTISED, value=name, bits=METHODS[name].weight_bits)
+        said = Said.of(QUANTISED, value=name, bits=BY_NAME[name].weight_bits)
         yield said, {"quantization": name}, other
 
 

@@ -7,19 +7,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from difflib import get_close_matches
 
 from hbmtwin.kernels.capabilities import CapabilityFinding, capability_findings
-from hbmtwin.kernels.records import ModelShape, Quantization
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim.budget_question import BudgetQuestion
-from hbmtwin.sim.catalog.quantization import BY_NAME
+from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
 from hbmtwin.sim.phrases import Phrase, Said
 
-METHODS: Mapping[str, Quantization] = BY_NAME
-"""``quantization`` of a model whose config names none: the usual form of each."""
 FINDING = Phrase("{setting}: {text}", "{setting}：{text}")
 SMALLER_KV = {"ascend": ("int8",), "nvidia": ("fp8",)}
 """Of the cache, by vendor: what is tried where 16 bits are too many."""
@@ -55,28 +51,6 @@ def said(finding: CapabilityFinding) -> Said:
     return Said.of(FINDING, setting=finding.setting, text=Said(Phrase(*texts)))
 
 
-def quantised(model: ModelShape, method: str | None) -> ModelShape:
-    """*model* as it is loaded with ``quantization = method``; None: as its config says.
-
-    Raise ValueError for a method that is not known, or another than the checkpoint's.
-    """
-    if method is None:
-        return model
-    if model.quantization is not None:
-        own = model.quantization.method
-        if method != own:
-            raise ValueError(f"--quantization: the weights of {model.name} are {own!r}; leave it out")
-        return model
-    if method not in METHODS:
-        near = get_close_matches(method, METHODS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(
-            f"--quantization: {method!r} of a model whose config names none is not known; {hint}known are "
-            f"{', '.join(METHODS)}; or give the config.json of the quantised model"
-        )
-    return replace(model, quantization=METHODS[method])
-
-
 def smaller_kv(q: BudgetQuestion) -> Iterator[str]:
     """Dtypes of fewer bits that a kernel of that device reads."""
     for name in SMALLER_KV.get(q.device.vendor, ()):
@@ -88,8 +62,8 @@ def smaller_weights(q: BudgetQuestion) -> Iterator[tuple[str, BudgetQuestion]]:
     """*q* with weights that a kernel of that device reads, in 8 bits and then in 4; none where they are quantised."""
     if q.model.quantization is not None:
         return
-    for name, method in METHODS.items():
-        other = replace(q, model=replace(q.model, quantization=method))
+    for name in dict.fromkeys(("ascend", *BY_NAME)):  # Ascend's own form first: elsewhere it is refused
+        other = replace(q, model=with_quantization(q.model, name))
         if not can_split(other.model, q.layout.tensor_parallel_size):
             continue
         if not any(f.refused and f.setting == "quantization" for f in findings_of(other)):

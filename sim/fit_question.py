@@ -22,12 +22,12 @@ from hbmtwin.kernels.weights import check_tensor_parallel
 from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.catalog.errors import CatalogError
+from hbmtwin.sim.catalog.quantization import with_quantization
 from hbmtwin.sim.engines import GIB, EngineArgs, EngineRules, Ranks, Settings, engine_rules, rules_for, settings_of
 from hbmtwin.sim.engines.figures import NOTHING
-from hbmtwin.sim.fit_kernels import quantised
 from hbmtwin.sim.fit_options import AUTO_LENGTH, ENGINES_OF, Argument, FitError, check_options, flag
 from hbmtwin.sim.kv_layout import kv_layout
-from hbmtwin.sim.memory_budget import budget_of
+from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
 
 BUILT_IN = {"model": "llama-2-7b", "device": "ascend-910b4"}
 """What is planned when nothing is said, as a scenario without keys has it."""
@@ -40,6 +40,7 @@ class Asked:
     """A question to the memory budget, and what it rests on."""
 
     question: BudgetQuestion
+    budget: MemoryBudget
     arguments: tuple[Argument, ...]
     built_in: bool = False
     """Nothing was said of model or device, so the built-in ones stand."""
@@ -55,7 +56,8 @@ class Asked:
 def ask(options: Mapping[str, Any]) -> Asked:
     """Resolve *options* (:class:`~hbmtwin.sim.fit_options.FitOptions`).
 
-    Raise FitError naming the option at fault, or CatalogError for a model or device that is not known.
+    Raise FitError naming the option at fault, or CatalogError for a model or device that is not known; other
+    ValueErrors of what is called say which of the model's sizes does not go with the settings, and become FitErrors.
     """
     check_options(options)
     told = {name: (value, "given") for name, value in options.items() if name != "scenario"}
@@ -63,7 +65,12 @@ def ask(options: Mapping[str, Any]) -> Asked:
         from hbmtwin.sim.fit_scenario import keys_of  # it needs pydantic, which a plain question need not wait for
 
         told = keys_of(options["scenario"]) | told
-    return _Resolver(told).asked()
+    try:
+        return _Resolver(told).asked()
+    except (CatalogError, FitError):
+        raise
+    except ValueError as error:
+        raise FitError(str(error)) from None
 
 
 class _Resolver:
@@ -78,6 +85,11 @@ class _Resolver:
         if value is not None:
             self._used[name] = Argument(name, value, origin)
         return value
+
+    @property
+    def _only_kv(self) -> bool:
+        """Whether nothing is known of the device but what is left for KV."""
+        return not (self._has("device") or self._has("total_memory_bytes"))
 
     def _has(self, *names: str) -> bool:
         return all(name in self._told for name in names)
@@ -96,11 +108,11 @@ class _Resolver:
         if auto:
             question = longest(question)
             self._used["max_model_len"] = length._replace(value=question.max_model_len)
-        return Asked(question, tuple(self._used.values()), built_in, auto)
+        return Asked(question, budget_of(question), tuple(self._used.values()), built_in, auto)
 
     def _name_what_is_missing(self) -> None:
         """Raise FitError with all that is needed beside what was given."""
-        room = any(self._has(name) for name in _ROOM)
+        room = any(self._has(name) and self._told[name][0] != -1 for name in _ROOM)  # npuMemSize -1 is automatic
         missing = []
         if not self._has("model"):
             if not self._has("kv_bytes_per_token") and not self._has(*_SIZES):
@@ -121,14 +133,14 @@ class _Resolver:
         try:
             if device is None:
                 rules = engine_rules(engine or "vllm", version)
-                known = _unknown_device(total or 0, rules.vendors[0])
+                known = _unknown_device(total or 1, rules.vendors[0])
                 rules = rules if total else _without_a_device(rules)
             else:
                 known = device if isinstance(device, DeviceSpec) else catalog.device(device)
                 rules = rules_for(known, engine, version)
         except CatalogError:
             raise
-        except ValueError as error:
+        except ValueError as error:  # it begins with "engine"
             raise FitError(f"--{error}") from None
         self._used.setdefault("engine", Argument("engine", rules.engine, "default"))
         return (known if total is None else replace(known, memory_bytes=total)), rules
@@ -154,56 +166,49 @@ class _Resolver:
         if dtype != "auto":
             sizes["dtype_bytes"] = DTYPE_BYTES[dtype]
         try:
-            return replace(quantised(shape, method), **sizes)
+            return replace(with_quantization(shape, method) if method is not None else shape, **sizes)
         except ValueError as error:
-            raise FitError(str(error)) from None
+            raise FitError(f"--{error}" if str(error).startswith("quantization") else str(error)) from None
 
     def _question(self, model: ModelShape, device: DeviceSpec, rules: EngineRules) -> BudgetQuestion:
         tp = self._take("tensor_parallel_size", 1)
         pp = self._take("pipeline_parallel_size", 1)
-        try:
-            data, expert = self._take("data_parallel_size", 1), self._take("enable_expert_parallel", False)
-            check_tensor_parallel(model, tp, expert_ranks=Ranks(tp, pp, data, expert).of_whole_experts)
-            settings = self._settings(model, device, rules, tp, pp)
-            layout = self._layout(model, tp)
-            measured = {name: self._take(name) for name in Measured.__dataclass_fields__}
-            if not self._has("device") and not self._has("total_memory_bytes"):
-                size = layout.token_bytes * settings.block_size
-                measured = {name: value or 0 for name, value in measured.items() if name not in _KV} | {
-                    name: measured[name] for name in _KV
-                }
-                blocks = self._told.get("num_gpu_blocks_override", (0,))[0]
-                kv = self._told.get("kv_cache_memory_bytes", (0,))[0]
-                room = blocks * size or measured["available_kv_bytes"] or kv
-                device = replace(device, memory_bytes=room + sum(measured[name] or 0 for name in _SHARES))
-            question = BudgetQuestion(
-                model=model,
-                device=device,
-                rules=rules,
-                layout=layout,
-                gpu_memory_utilization=settings.gpu_memory_utilization,
-                max_model_len=settings.max_model_len,
-                max_num_seqs=settings.max_num_seqs,
-                max_num_batched_tokens=settings.max_num_batched_tokens,
-                block_size=settings.block_size,
-                other_tenant_bytes=self._take("other_tenant_bytes", 0),
-                sinks=self._told.get("sinks", (0,))[0],
-                mamba_mode=self._mamba_mode(model),
-                layers=stage_layers(model.num_layers, pp, self._told.get("layer_partition", (None,))[0]),
-                data_parallel_size=data,
-                enable_expert_parallel=expert,
-                enforce_eager=settings.enforce_eager,
-                num_speculative_tokens=self._take("num_speculative_tokens", 0),
-                kv_cache_memory_bytes=self._kv_cache_memory_bytes(),
-                num_gpu_blocks_override=self._take("num_gpu_blocks_override"),
-                batch_rule=settings.batch_rule,
-                measured=Measured(**measured),
+        data, expert = self._take("data_parallel_size", 1), self._take("enable_expert_parallel", False)
+        check_tensor_parallel(model, tp, expert_ranks=Ranks(tp, pp, data, expert).of_whole_experts)
+        settings = self._settings(model, device, rules, tp, pp)
+        layout = self._layout(model, tp)
+        measured = {name: self._take(name) for name in Measured.__dataclass_fields__}
+        kv_bytes, blocks = self._kv_cache_memory_bytes(), self._take("num_gpu_blocks_override")
+        if self._only_kv:  # the device is what was given
+            measured |= {name: measured[name] or 0 for name in _SHARES}
+            room = (
+                (blocks or 0) * layout.token_bytes * settings.block_size or measured["available_kv_bytes"] or kv_bytes
             )
-            check_question(question)
-        except CatalogError:
-            raise
-        except ValueError as error:
-            raise FitError(str(error)) from None
+            device = replace(device, memory_bytes=room + sum(measured[name] for name in _SHARES))
+        question = BudgetQuestion(
+            model=model,
+            device=device,
+            rules=rules,
+            layout=layout,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            block_size=settings.block_size,
+            other_tenant_bytes=self._take("other_tenant_bytes", 0),
+            sinks=self._told.get("sinks", (0,))[0],
+            mamba_mode=self._mamba_mode(model),
+            layers=stage_layers(model.num_layers, pp, self._told.get("layer_partition", (None,))[0]),
+            data_parallel_size=data,
+            enable_expert_parallel=expert,
+            enforce_eager=settings.enforce_eager,
+            num_speculative_tokens=self._take("num_speculative_tokens", 0),
+            kv_cache_memory_bytes=kv_bytes,
+            num_gpu_blocks_override=blocks,
+            batch_rule=settings.batch_rule,
+            measured=Measured(**measured),
+        )
+        check_question(question)
         return question
 
     def _settings(self, model: ModelShape, device: DeviceSpec, rules: EngineRules, tp: int, pp: int) -> Settings:
@@ -217,9 +222,11 @@ class _Resolver:
         }
         if told.get("max_model_len") == AUTO_LENGTH:
             del told["max_model_len"]
+        if self._only_kv and told["gpu_memory_utilization"] is None:
+            told["gpu_memory_utilization"] = 1.0  # no share is taken of what is not known
         settings = settings_of(rules, model, device, EngineArgs(**told))
         for name in Settings._fields:
-            if name != "batch_rule":
+            if name != "batch_rule" and (name != "gpu_memory_utilization" or not self._only_kv):
                 own = fraction if name == "gpu_memory_utilization" else name
                 value, origin = self._told.get(own, (getattr(settings, name), "default"))
                 self._used[own] = Argument(own, value, origin)
@@ -258,10 +265,9 @@ DTYPE_BYTES = {"auto": 0, "float16": 2, "bfloat16": 2, "float32": 4, "half": 2, 
 """vLLM's ``dtype``; auto: the model's own, which is 16 bit."""
 _FRACTIONS = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
 _SIZES = ("num_layers", "num_kv_heads", "head_dim")
-_ROOM = ("available_kv_bytes", "kv_cache_memory_bytes", "num_gpu_blocks_override")
+_ROOM = ("available_kv_bytes", "kv_cache_memory_bytes", "num_gpu_blocks_override", "npu_mem_size")
 """Any of them says how much is there for KV, whatever else is on the device."""
 _BYTES = (*_ROOM, "kv_bytes_per_token", "total_memory_bytes", "weights_bytes")
-_KV = ("available_kv_bytes", "kv_bytes_per_token")
 _SHARES = ("weights_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes")
 
 

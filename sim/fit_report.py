@@ -58,6 +58,10 @@ class Fit:
         """The pool of blocks of the rank that decides."""
         return self.question.pools[self.budget.stage]
 
+    def given(self, name: str) -> bool:
+        """Whether somebody set it, here or in a scenario."""
+        return any(a.name == name and a.origin != "default" for a in self.arguments)
+
     @property
     def num_blocks_range(self) -> tuple[int, int]:
         """Blocks at the two ends of the range."""
@@ -100,6 +104,17 @@ class Fit:
                     "request_blocks": group.request_blocks,
                 }
                 for group in b.groups
+            ],
+            "stages": [
+                {
+                    "stage": stage.stage,
+                    "first_layer": stage.layers.start,
+                    "num_layers": len(stage.layers),
+                    "weights_bytes": stage.weights_bytes,
+                    "available_kv_bytes": stage.kv_bytes,
+                    "num_gpu_blocks": stage.num_blocks,
+                }
+                for stage in b.stages
             ],
             "advice": [
                 {

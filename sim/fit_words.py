@@ -77,6 +77,17 @@ SOURCES = Phrase(
     "Estimates are fits to public boot logs; --json has the source of every line.",
     "估算值由公开启动日志拟合得到；--json 给出每一行的来源。",
 )
+STAGES = Phrase(
+    "Stages of the pipeline: all have as many blocks as the one with the fewest", "流水线各级：块数取各级最小值"
+)
+STAGE = Phrase(
+    "stage {stage}, layers {first} to {last}: weights {weights}, KV cache {kv}, {blocks} blocks",
+    "第 {stage} 级，第 {first} 至 {last} 层：权重 {weights}，KV 缓存 {kv}，{blocks} 块",
+)
+STAGE_DECIDES = Phrase(
+    "stage {stage}, layers {first} to {last}: weights {weights}, KV cache {kv}, {blocks} blocks; decides",
+    "第 {stage} 级，第 {first} 至 {last} 层：权重 {weights}，KV 缓存 {kv}，{blocks} 块；由它决定",
+)
 LOG = Phrase("The engine would write in its log", "引擎启动日志将打印")
 HOW = Phrase("How blocks become tokens and requests", "块数、token 数与并发的换算")
 BLOCKS = Phrase(
@@ -216,6 +227,22 @@ def how_known(line: BudgetLine, *, short: bool = False) -> Said:
     return Said.of(GIVEN if line.source.startswith(MEASURED) else REMAINDER if rest else EXACT)
 
 
+def stages(fit: Fit) -> list[Said]:
+    """What each stage of a pipeline alone would have room for; none where there is no pipeline."""
+    return [
+        Said.of(
+            STAGE_DECIDES if stage.stage == fit.budget.stage else STAGE,
+            stage=stage.stage,
+            first=stage.layers.start,
+            last=stage.layers.stop - 1,
+            weights=Size(stage.weights_bytes),
+            kv=Size(stage.kv_bytes),
+            blocks=Count(stage.num_blocks),
+        )
+        for stage in fit.budget.stages
+    ]
+
+
 def formula(fit: Fit) -> list[Said]:
     """From bytes to blocks, to tokens and requests, as the engine computes them."""
     b, length, kv = fit.budget, Count(fit.budget.max_model_len), Count(fit.budget.kv_bytes)
@@ -265,7 +292,8 @@ def verdict(fit: Fit) -> list[Said]:
         return [Said.of(MAY_NOT, requests=counted, length=length, why=fit.may_not_start)]
     if fit.auto_length and requests == 1:
         return [Said.of(LONGEST, length=length)]
-    phrase = CAPPED if requests > q.max_num_seqs else STARTS_ONE if requests == 1 else STARTS_MANY
+    capped = requests > q.max_num_seqs and (b.engine != "sglang" or fit.given("max_num_seqs"))
+    phrase = CAPPED if capped else STARTS_ONE if requests == 1 else STARTS_MANY
     return [Said.of(phrase, requests=requests, length=length, seqs=Count(q.max_num_seqs))]
 
 

@@ -56,10 +56,9 @@ class FitScreen:
         for said in words.settings(fit):
             self._say(said, "dim")
         self._breakdown(fit)
+        self._list(words.STAGES, words.stages(fit))
         self._log(fit)
-        self._heading(words.HOW)
-        for said in words.formula(fit):
-            self._say(said, indent=2)
+        self._list(words.HOW, words.formula(fit))
         self._console.print()
         for warning in fit.warnings:
             if warning != fit.refused:
@@ -124,6 +123,12 @@ class FitScreen:
             self._say(words.NOTHING, "bold")
         if in_vain:
             self._say(Said.of(words.NOT_ALONE, names=", ".join(in_vain)), "dim")
+
+    def _list(self, heading: Phrase, lines: Sequence[Said]) -> None:
+        if lines:
+            self._heading(heading)
+        for said in lines:
+            self._say(said, indent=2)
 
     def _heading(self, said: Said | Phrase) -> None:
         self._console.print()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import string
 from dataclasses import FrozenInstanceError
@@ -10,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 import hbmtwin
+from hbmtwin.cli.fit_screen import FitScreen
 from hbmtwin.sim.budget_range import objection_at_the_bad_end, objection_at_the_good_end
-from hbmtwin.sim.catalog import device, model
+from hbmtwin.sim.catalog import device, devices, model, models
 from hbmtwin.sim.catalog.errors import CatalogError
 from hbmtwin.sim.fit import fit
 from hbmtwin.sim.fit_options import FitError, FitOptions, check_options
@@ -112,7 +117,7 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         check_options({"max_num_sequences": 4})
     with pytest.raises(CatalogError, match=r"did you mean 'ascend-910b4'"):
         fit("llama-2-7b", "ascend-910b5x")
-    with pytest.raises(FitError, match="the weights of deepseek-r1 are 'fp8'"):
+    with pytest.raises(FitError, match="--quantization: 'awq', and the checkpoint of deepseek-r1 is stored as fp8"):
         fit("deepseek-r1", "h200", quantization="awq", tensor_parallel_size=8)
 
 
@@ -204,3 +209,44 @@ def test_what_is_no_count(text: str) -> None:
 def test_bytes_with_units() -> None:
     assert parse_bytes("8.11GiB") == 8_708_046_192
     assert parse_bytes("1GB") == 10**9
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.sampled_from(models()),
+    "device": st.sampled_from(devices()),
+    "engine": st.sampled_from(["vllm", "vllm-ascend", "sglang", "mindie", "tensorrt-llm"]),
+    "engine_version": st.sampled_from(["0.6", "0.18", "V0", "abc", ""]),
+    **{f"{way}_parallel_size": st.sampled_from([1, 2, 3, 8, 100]) for way in ("tensor", "pipeline", "data")},
+    "max_model_len": st.sampled_from([-1, 1, 7, 4096, 2**40]),
+    "max_num_seqs": st.sampled_from([1, 1024, 10**6]),
+    "max_num_batched_tokens": st.sampled_from([1, 2048, 10**6]),
+    "gpu_memory_utilization": st.sampled_from([0.01, 0.9, 1.0]),
+    "mem_fraction_static": st.sampled_from([0.1, 0.9]),
+    "free_gpu_memory_fraction": st.sampled_from([0.1, 0.9]),
+    "npu_mem_size": st.sampled_from([-1, 4, 1.5, 0, -3]),
+    "block_size": st.sampled_from([1, 7, 128, 10**6, 2**40]),
+    "kv_cache_dtype": st.sampled_from(["auto", "fp8", "int8", "int4_per_token_head"]),
+    "quantization": st.sampled_from(["fp8", "ascend", "awq", "gptq"]),
+    "num_speculative_tokens": st.sampled_from([0, 1, 1000]),
+    **{name: st.booleans() for name in ("enable_expert_parallel", "enable_prefix_caching", "enforce_eager")},
+    **{
+        name: st.sampled_from([0, 1, GIB, 64 * GIB])
+        for name in FitOptions.__annotations__
+        if name.endswith(("_bytes", "_override", "_per_token"))
+    },
+    **{name: st.sampled_from([1, 7, 64]) for name in ("num_layers", "num_kv_heads", "head_dim")},
+}
+
+
+@given(st.fixed_dictionaries({}, optional=VALUES), st.sampled_from([60, 140]))
+def test_whatever_is_asked_is_answered_or_refused_in_a_sentence(options: dict[str, Any], width: int) -> None:
+    try:
+        answer = fit(**options)
+    except (FitError, CatalogError):  # any other error is one of ours
+        return
+    assert sum(line.bytes for line in answer.budget.lines) == answer.question.device.memory_bytes
+    assert answer.fits is (answer.reason is None)
+    for lang in LANGUAGES:
+        console = Console(width=width, file=io.StringIO(), highlight=False)
+        FitScreen(console, lang).show(answer)
+        assert json.loads(json.dumps(answer.to_dict(lang), allow_nan=False))["fits"] is answer.fits
