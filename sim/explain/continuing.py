@@ -198,21 +198,23 @@ def scenario_toml(server: Server) -> str:
         if value is not None and good(value):
             sections.setdefault(section, []).append(f"{key} = {json.dumps(value)}")
 
-    def count(section: str, key: str, name: str) -> None:
+    def count(section: str, key: str, name: str, least: int = 1) -> None:
         value = numbers.get(name)
-        put(section, key, None if value is None else int(value), lambda number: 1 <= number <= 2**40)
+        put(section, key, None if value is None else int(value), lambda number: least <= number <= 2**40)
+
+    def not_told(section: str, line: str) -> None:
+        sections.setdefault(section, []).append(f"# {line}")
 
     put("model", "name", server.catalog_model or None)
     if server.model and not server.catalog_model:
         said = " ".join(server.model.split())[:200]
-        sections.setdefault("model", []).append(
-            f"# name = {json.dumps(said)}  # not in the catalog: the path of its config.json"
-        )
+        not_told("model", f"name = {json.dumps(said)}  # not in the catalog: the path of its config.json")
     put("device", "name", server.device or None)
     total = server.size("total_bytes")
     put("device", "memory_bytes", total if server.device else None, lambda size: 2**30 <= size <= _MOST)
-    for key in ("tensor_parallel_size", "pipeline_parallel_size", "max_model_len"):
+    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
         count("engine", key, key)
+    count("engine", "max_model_len", "max_model_len", 2)
     share = numbers.get("gpu_memory_utilization")
     put("engine", "gpu_memory_utilization", share, lambda value: 0 < value <= 1)
     count("scheduler", "max_num_seqs", "max_num_seqs")
@@ -225,5 +227,12 @@ def scenario_toml(server: Server) -> str:
     put("kv_cache", "enable_prefix_caching", None if caching is None else bool(caching))
     if not sections:
         return ""
-    tables = "\n".join(f"[{name}]\n" + "\n".join(keys) + "\n" for name, keys in sections.items())
+    if not server.catalog_model and not server.model:
+        not_told("model", "name = ...  # not told: the built-in one")
+    if not server.device:
+        not_told("device", "name = ...  # not told: the built-in one")
+    order = [name for name in ("model", "device", "engine", "scheduler", "memory", "kv_cache") if name in sections]
+    tables = "\n".join(
+        f"[{name}]\n" + "\n".join(keys) + "\n" for name, keys in ((name, sections[name]) for name in order)
+    )
     return f"{_HEAD}\n\n{tables}"

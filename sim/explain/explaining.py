@@ -36,7 +36,7 @@ from hbmtwin.sim.explain.forms import joined, read_forms
 from hbmtwin.sim.explain.judge import Judgement, judge
 from hbmtwin.sim.explain.other_engines import OTHERS
 from hbmtwin.sim.explain.other_start import OTHER_START
-from hbmtwin.sim.explain.plan import plan
+from hbmtwin.sim.explain.plan import capacity, plan
 from hbmtwin.sim.explain.server import Server, server_of
 from hbmtwin.sim.explain.sglang_log import SGLANG
 from hbmtwin.sim.explain.told import told
@@ -104,7 +104,7 @@ def explain_decoded(decoded: Decoded, lang: Lang = "en") -> Explanation:
         judgements=tuple(judgements),
         verdict=_verdict(findings, judgements, server, lines, decoded, understood),
         direction=_direction(judgements, server),
-        arithmetic=tuple(plan(server)) if not judgements else (),
+        arithmetic=(*plan(server), *capacity(server)) if not judgements else (),
         tried=tuple(tried(server, options, refused=failed)),
         doubts=tuple(doubts(server)),
         not_read=tuple(_not_read(lines, findings, decoded, understood)),

@@ -18,7 +18,7 @@ from hbmtwin.allocators.oom import OomFacts
 from hbmtwin.allocators.records import Tag
 from hbmtwin.sim.explain.server import Server
 from hbmtwin.sim.fit_advice import SAFE_UTILIZATION
-from hbmtwin.sim.phrases import Phrase, Said, Size
+from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 PLAN = Phrase("{kv} for KV = {terms}", "KV 缓存 {kv} = {terms}")
 MINUS = Phrase("{left} - {right}", "{left} - {right}")
@@ -32,6 +32,14 @@ GRAPHS = Phrase("graphs", "图捕获")
 REST = Phrase("for the rest: activation peak, context, communication", "其余：激活峰值、上下文、通信缓冲")
 ROUNDED = Phrase(
     "(the log's figures are rounded: their sum is off by {off})", "（日志数字经过舍入，相加有 {off} 的出入）"
+)
+REQUESTS = Phrase(
+    "{tokens} tokens / {length} a request = {ratio} requests of full length at once",
+    "{tokens} 个 token ÷ 每条 {length} = 同时 {ratio} 条满长请求",
+)
+TOKEN = Phrase(
+    "{kv} / {tokens} tokens = about {each} bytes of KV a token on each rank",
+    "{kv} ÷ {tokens} 个 token = 每卡每 token 约 {each} 字节 KV",
 )
 
 UTILIZATION = Phrase(
@@ -153,6 +161,17 @@ def plan(server: Server) -> list[Said]:
     lines = [Said.of(PLAN, kv=Size(kv), terms=terms)]
     if abs(rest) > (1 << 30) // 50:
         lines.append(Said.of(ROUNDED, off=Size(rest)))
+    return lines
+
+
+def capacity(server: Server) -> list[Said]:
+    """What the room for KV comes to in tokens and requests; empty where the text does not tell it."""
+    tokens, kv, length = server.size("kv_tokens"), server.size("available_kv_bytes"), server.size("max_model_len")
+    lines = []
+    if tokens and kv and kv > 0:
+        lines.append(Said.of(TOKEN, kv=Size(kv), tokens=Count(tokens), each=Count(kv // tokens)))
+    if tokens and length:
+        lines.append(Said.of(REQUESTS, tokens=Count(tokens), length=Count(length), ratio=f"{tokens / length:.2f}"))
     return lines
 
 

@@ -115,3 +115,17 @@ def test_a_failure_of_the_allocator_beside_an_engines_error_without_figures_come
     assert [judgement.line for judgement in told.judgements] == [2, 3]
     assert told.direction is not None
     assert "Lowering it is the cure" in str(told.direction)
+
+
+def test_the_published_log_of_236416_tokens_gets_its_books() -> None:
+    """11,381,826,560 bytes at 48,128 a token in blocks of 128: 236,416 tokens, 7.21 requests of 32,768."""
+    told = explain(
+        "[worker_v1.py:287] Available memory: 11381826560, total memory: 65452113920\n"
+        "GPU KV cache size: 236,416 tokens\nMaximum concurrency for 32,768 tokens per request: 7.21x\n"
+    )
+    assert told.server.engine == "vllm-ascend"
+    assert 48_128 <= 11_381_826_560 // 236_416 <= 48_128 * (236_416 + 128) // 236_416
+    assert [str(said) for said in told.arithmetic] == [
+        "10.60 GiB / 236,416 tokens = about 48,143 bytes of KV a token on each rank",
+        "236,416 tokens / 32,768 a request = 7.21 requests of full length at once",
+    ]
