@@ -25,6 +25,7 @@ from hbmtwin.sim.fit_kernels import findings_of, said
 from hbmtwin.sim.fit_options import FitOptions
 from hbmtwin.sim.fit_question import ask
 from hbmtwin.sim.fit_report import Fit
+from hbmtwin.sim.fit_runnable import advise_runnable
 from hbmtwin.sim.fit_warnings import warnings_of
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
 
@@ -47,14 +48,22 @@ def fit(
     asked = ask(options)
     q, budget = asked.question, asked.budget
     findings = findings_of(q, **asked.kernel_settings())
+    refused = next((said(finding) for finding in findings if finding.refused), None)
+    runnable = advise_runnable(q, asked.kernel_settings()) if refused is not None else ()
     at_the_end = q.at_length(1) if asked.auto_length else q  # it would be shorter then
     return Fit(
         question=q,
         budget=budget,
         arguments=asked.arguments,
         advised=Advised((), ()) if budget.fits else advise(q),
-        refused=next((said(finding) for finding in findings if finding.refused), None),
-        warnings=(*map(said, findings), *budget.warnings, *warnings_of(q, budget, auto_length=asked.auto_length)),
+        runnable=runnable,
+        refused=refused,
+        warnings=(
+            *asked.notes,
+            *map(said, findings),
+            *budget.warnings,
+            *warnings_of(q, budget, auto_length=asked.auto_length),
+        ),
         boot_lines=boot_lines(q, budget),
         may_not_start=objection_at_the_bad_end(at_the_end, budget) if budget.fits else None,
         may_start=not budget.fits and objection_at_the_good_end(q, budget) is None,

@@ -22,15 +22,20 @@ from hbmtwin.kernels.weights import check_tensor_parallel
 from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.catalog.errors import CatalogError
-from hbmtwin.sim.catalog.quantization import with_quantization
+from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
 from hbmtwin.sim.engines import GIB, EngineArgs, EngineRules, Ranks, Settings, engine_rules, rules_for, settings_of
 from hbmtwin.sim.engines.figures import NOTHING
 from hbmtwin.sim.fit_options import AUTO_LENGTH, ENGINES_OF, Argument, FitError, check_options, flag
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
+from hbmtwin.sim.phrases import Phrase, Said
 
 BUILT_IN = {"model": "llama-2-7b", "device": "ascend-910b4"}
 """What is planned when nothing is said, as a scenario without keys has it."""
+OTHER_CHECKPOINT = Phrase(
+    "the checkpoint of {model} in the catalog is stored as {own}; planned is one that is quantised as {method}",
+    "目录中 {model} 的权重为 {own} 格式；此处按 {method} 量化的权重估算",
+)
 GIVEN = "given sizes"
 """Name of a model or device of which only numbers are known."""
 
@@ -42,6 +47,8 @@ class Asked:
     question: BudgetQuestion
     budget: MemoryBudget
     arguments: tuple[Argument, ...]
+    notes: tuple[Said, ...] = ()
+    """What was made of them that is not what was said."""
     built_in: bool = False
     """Nothing was said of model or device, so the built-in ones stand."""
     auto_length: bool = False
@@ -79,6 +86,7 @@ class _Resolver:
     def __init__(self, told: Mapping[str, tuple[Any, Any]]) -> None:
         self._told = told
         self._used: dict[str, Argument] = {}
+        self.notes: list[Said] = []
 
     def _take(self, name: str, default: Any = None) -> Any:
         value, origin = self._told.get(name, (default, "default"))
@@ -108,7 +116,8 @@ class _Resolver:
         if auto:
             question = longest(question)
             self._used["max_model_len"] = length._replace(value=question.max_model_len)
-        return Asked(question, budget_of(question), tuple(self._used.values()), built_in, auto)
+        arguments = tuple(self._used.values())
+        return Asked(question, budget_of(question), arguments, tuple(self.notes), built_in, auto)
 
     def _name_what_is_missing(self) -> None:
         """Raise FitError with all that is needed beside what was given."""
@@ -166,9 +175,17 @@ class _Resolver:
         if dtype != "auto":
             sizes["dtype_bytes"] = DTYPE_BYTES[dtype]
         try:
-            return replace(with_quantization(shape, method) if method is not None else shape, **sizes)
+            return replace(self._stored(shape, method) if method is not None else shape, **sizes)
         except ValueError as error:
             raise FitError(f"--{error}" if str(error).startswith("quantization") else str(error)) from None
+
+    def _stored(self, shape: ModelShape, method: str) -> ModelShape:
+        """*shape* with its weights stored so: of a quantised checkpoint another one is meant, which has that form."""
+        own = shape.quantization
+        if own is None or method in ("none", own.method) or BY_NAME.get(method) == own:
+            return with_quantization(shape, method)
+        self.notes.append(Said.of(OTHER_CHECKPOINT, model=shape.name, own=own.method, method=method))
+        return with_quantization(with_quantization(shape, "none"), method)
 
     def _question(self, model: ModelShape, device: DeviceSpec, rules: EngineRules) -> BudgetQuestion:
         tp = self._take("tensor_parallel_size", 1)

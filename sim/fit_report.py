@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hbmtwin.sim.budget_question import BudgetQuestion
-from hbmtwin.sim.fit_advice import Advised
+from hbmtwin.sim.fit_advice import Advice, Advised
 from hbmtwin.sim.fit_options import Argument
 from hbmtwin.sim.layer_groups import BlockPool
 from hbmtwin.sim.memory_budget import BudgetLine, MemoryBudget
@@ -30,7 +30,10 @@ class Fit:
     """What the answer rests on, each given, of a scenario, or a default."""
     refused: Said | None
     """Why no kernel runs it so, whatever the memory; None where one does."""
+    runnable: tuple[Advice, ...]
+    """Changes with which a kernel runs it, and memory suffices; none where one does as asked."""
     advised: Advised
+    """Changes with which memory suffices."""
     warnings: tuple[Said, ...]
     boot_lines: tuple[str, ...]
     """What the engine writes in its log, in its own words."""
@@ -52,6 +55,11 @@ class Fit:
     def reason(self) -> Said | None:
         """Why it does not start; None when it does."""
         return self.refused or self.budget.why
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """The single changes that make it start."""
+        return self.runnable if self.refused is not None else self.advised.helps
 
     @property
     def pool(self) -> BlockPool:
@@ -126,7 +134,7 @@ class Fit:
                         "max_model_len": advice.question.max_model_len,
                     },
                 }
-                for advice in self.advised.helps
+                for advice in self.advice
             ],
             "not_enough_alone": list(self.advised.in_vain),
             "warnings": [warning.text(lang) for warning in self.warnings],

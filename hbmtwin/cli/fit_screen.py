@@ -18,6 +18,7 @@ from rich.text import Text
 
 from hbmtwin.cli.wrapping import wrap
 from hbmtwin.sim import fit_words as words
+from hbmtwin.sim.fit_advice import Advice
 from hbmtwin.sim.fit_report import Fit
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 
@@ -104,25 +105,29 @@ class FitScreen:
                 self._lines(line, "", 2)
 
     def _advice(self, fit: Fit) -> None:
-        if fit.budget.fits:
+        if fit.fits:
             return
-        helps, in_vain = fit.advised.helps, fit.advised.in_vain
-        if helps:
-            self._heading(words.SMALLEST if fit.refused is None else words.SMALLEST_FOR_MEMORY)
-            changes = [self._text(advice.change) for advice in helps]
-            width = max(map(cell_len, changes))
-            for advice, change in zip(helps, changes, strict=True):
-                length, b = advice.question.max_model_len, advice.budget
-                text = self._text(words.result(length, b.kv_tokens, b.max_concurrency))
-                if 2 + width + 4 + cell_len(text) <= self._console.width:
-                    self._console.print(Text(f"  {_pad(change, width)}    ").append(text, "dim"))
-                else:
-                    self._lines(change, "", 2)
-                    self._lines(text, "dim", 6)
+        if fit.advice:
+            self._changes(words.SMALLEST, fit.advice)
+        elif fit.advised.helps:  # no kernel runs it, and no single change helps both
+            self._changes(words.SMALLEST_FOR_MEMORY, fit.advised.helps)
         else:
             self._say(words.NOTHING, "bold")
-        if in_vain:
-            self._say(Said.of(words.NOT_ALONE, names=", ".join(in_vain)), "dim")
+        if fit.refused is None and fit.advised.in_vain:
+            self._say(Said.of(words.NOT_ALONE, names=", ".join(fit.advised.in_vain)), "dim")
+
+    def _changes(self, heading: Phrase, helps: Sequence[Advice]) -> None:
+        self._heading(heading)
+        changes = [self._text(advice.change) for advice in helps]
+        width = max(map(cell_len, changes))
+        for advice, change in zip(helps, changes, strict=True):
+            length, b = advice.question.max_model_len, advice.budget
+            text = self._text(words.result(length, b.kv_tokens, b.max_concurrency))
+            if 2 + width + 4 + cell_len(text) <= self._console.width:
+                self._console.print(Text(f"  {_pad(change, width)}    ").append(text, "dim"))
+            else:
+                self._lines(change, "", 2)
+                self._lines(text, "dim", 6)
 
     def _list(self, heading: Phrase, lines: Sequence[Said]) -> None:
         if lines:

@@ -117,8 +117,23 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         check_options({"max_num_sequences": 4})
     with pytest.raises(CatalogError, match=r"did you mean 'ascend-910b4'"):
         fit("llama-2-7b", "ascend-910b5x")
-    with pytest.raises(FitError, match="--quantization: 'awq', and the checkpoint of deepseek-r1 is stored as fp8"):
-        fit("deepseek-r1", "h200", quantization="awq", tensor_parallel_size=8)
+    with pytest.raises(FitError, match="--quantization: unknown quantization 'awk': did you mean 'awq'"):
+        fit("deepseek-r1", "h200", quantization="awk", tensor_parallel_size=8)
+
+
+def test_what_no_kernel_runs_is_told_with_the_changes_that_make_it_run() -> None:
+    answer = fit("deepseek-r1", "ascend-910c", tensor_parallel_size=16)
+    assert answer.budget.fits
+    assert not answer.fits
+    assert "does not compute in FP8" in str(answer.reason)
+    assert [dict(advice.settings) for advice in answer.advice] == [{"quantization": "ascend"}]
+    again = fit("deepseek-r1", "ascend-910c", tensor_parallel_size=16, quantization="ascend")
+    assert again.fits
+    assert again.budget.kv_tokens == answer.advice[0].budget.kv_tokens
+    assert "planned is one that is quantised as ascend" in str(again.warnings[0])
+    cache = fit("llama-2-7b", "ascend-910b4", kv_cache_dtype="fp8")
+    assert [dict(advice.settings) for advice in cache.advice] == [{"kv_cache_dtype": "int8"}]
+    assert fit("llama-2-7b", "ascend-910b4", kv_cache_dtype="int8").fits
 
 
 def test_the_options_are_all_on_the_command_line() -> None:

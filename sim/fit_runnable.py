@@ -1,0 +1,74 @@
+"""The single changes with which a kernel runs what none does as asked, each tried for its memory too.
+
+::
+
+    kv_cache_dtype     8 bits that the device reads, else 16
+    quantization       8 bits, 4, or none at all
+    block_size         the device's own
+    device             another of its vendor, the smallest that does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hbmtwin.sim import catalog
+from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
+from hbmtwin.sim.engines import rules_for
+from hbmtwin.sim.fit_advice import ON_DEVICE, QUANTISED, SET, Advice, starts_by_the_engine
+from hbmtwin.sim.fit_kernels import SMALLER_KV, findings_of
+from hbmtwin.sim.kv_layout import kv_layout
+from hbmtwin.sim.phrases import Said
+
+
+def advise_runnable(q: BudgetQuestion, kernel_settings: Mapping[str, Any]) -> tuple[Advice, ...]:
+    """One change of each kind that makes it run and start, where there is one. Some dozen budgets."""
+    helps = []
+    for search in (_kv_dtypes, _quantizations, _block_sizes, _devices):
+        for said, settings, other in search(q):
+            kernel = {**kernel_settings, **{k: v for k, v in settings.items() if k in ("kv_cache_dtype", "block_size")}}
+            if any(finding.refused for finding in findings_of(other, **kernel)):
+                continue
+            if (budget := starts_by_the_engine(other)) is not None:
+                helps.append(Advice(said, settings, other, budget))
+                break
+    return tuple(helps)
+
+
+Change = tuple[Said, Mapping[str, Any], BudgetQuestion]
+
+
+def _kv_dtypes(q: BudgetQuestion) -> Iterator[Change]:
+    for name in (*SMALLER_KV.get(q.device.vendor, ()), "auto"):
+        try:
+            layout = kv_layout(q.model, dtype=name, tensor_parallel_size=q.ranks.tensor)
+        except ValueError:  # a latent cannot be stored so
+            continue
+        yield Said.of(SET, name="kv_cache_dtype", value=name), {"kv_cache_dtype": name}, replace(q, layout=layout)
+
+
+def _quantizations(q: BudgetQuestion) -> Iterator[Change]:
+    if q.model.quantization is None or q.measured.weights_bytes is not None:
+        return
+    plain = with_quantization(q.model, "none")
+    for name in dict.fromkeys(("ascend", *BY_NAME)):
+        said = Said.of(QUANTISED, value=name, bits=BY_NAME[name].weight_bits)
+        yield said, {"quantization": name}, replace(q, model=with_quantization(plain, name))
+    said = Said.of(QUANTISED, value="none", bits=8 * plain.dtype_bytes)
+    yield said, {"quantization": "none"}, replace(q, model=plain)
+
+
+def _block_sizes(q: BudgetQuestion) -> Iterator[Change]:
+    size = q.device.default_block_size
+    yield Said.of(SET, name="block_size", value=size), {"block_size": size}, replace(q, block_size=size)
+
+
+def _devices(q: BudgetQuestion) -> Iterator[Change]:
+    others = [catalog.device(name) for name in catalog.devices() if name != q.device.name]
+    for device in sorted(others, key=lambda d: (d.memory_bytes, d.name)):
+        if device.vendor == q.device.vendor:
+            rules = rules_for(device, q.rules.engine, q.rules.version)
+            yield Said.of(ON_DEVICE, value=device.name), {"device": device.name}, replace(q, device=device, rules=rules)
