@@ -27,6 +27,9 @@ _ASCEND = (
 )
 _ASCEND_WORKER = re.compile(r"\[worker\.py:\d{1,6}\]\S{0,8} Available KV cache memory")
 """CUDA's worker of that time is gpu_worker.py."""
+_LARGEST_BLOCK = 128
+"""Tokens by which the room for KV may be rounded down."""
+_COARSE = 0.005
 _RANK = re.compile(r"\b([TPD])P(\d{1,4})")
 _MOST_RANKS = 1024
 _NEAR = 0.025
@@ -72,19 +75,27 @@ class Server:
 
     @property
     def kv_bytes_per_token(self) -> int | None:
-        """Of one token on one rank, by what one longest request needs; None: not told.
+        """Of one token on one rank: by what one longest request needs, else by how many tokens the room for KV holds.
 
-        Of the values that the printed digits allow it is the one that most powers of two divide: a token has whole
-        heads in whole layers.
+        Of the values that the printed digits allow it is the one that most powers of two divide, for a token has whole
+        heads in whole layers. None: not told, or too coarsely.
         """
         length, need = self.size("max_model_len"), self.numbers.get("need_bytes")
-        if not length or not isinstance(need, Printed) or need <= 0:
-            return None
-        low, high = -(-need.low // length), need.high // length
-        if low > high:
-            return round(need / length)
-        step = next(1 << power for power in range(high.bit_length(), -1, -1) if high >> power << power >= low)
-        return high // step * step
+        tokens, kv = self.size("kv_tokens"), self.numbers.get("available_kv_bytes")
+        if length and isinstance(need, Printed) and need > 0:
+            return _roundest(-(-need.low // length), need.high // length) or round(need / length)
+        if tokens and isinstance(kv, Printed) and kv > 0:
+            return _roundest(kv.low // (tokens + _LARGEST_BLOCK) + 1, kv.high // tokens)
+        return None
+
+
+def _roundest(low: int, high: int) -> int | None:
+    """The number from *low* to *high* that the most powers of two divide; None where there is none, or they lie so far
+    apart that it says nothing."""
+    if not 0 < low <= high or high - low > _COARSE * high:
+        return None
+    step = next(1 << power for power in range(high.bit_length(), -1, -1) if high >> power << power >= low)
+    return high // step * step
 
 
 def server_of(findings: Sequence[Finding], text: str) -> Server:

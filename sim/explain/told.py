@@ -240,7 +240,7 @@ def _sentence(telling: Telling, own: Sequence[Finding]) -> Said | None:
     numbers = [finding.numbers[telling.number] for finding in own]
     ranks = {finding.rank for finding in own}
     low, high = _value(telling.number, min(numbers)), _value(telling.number, max(numbers))
-    if len(ranks) > 1 and str(low) != str(high):
+    if len(ranks) > 1 and f"{low}" != f"{high}":
         rank = one.rank or "-"
         return Said.of(AT_RANKS, said=said, line=one.line, rank=rank, count=len(ranks), low=low, high=high)
     if one.rank:

@@ -124,8 +124,17 @@ def test_the_published_log_of_236416_tokens_gets_its_books() -> None:
         "GPU KV cache size: 236,416 tokens\nMaximum concurrency for 32,768 tokens per request: 7.21x\n"
     )
     assert told.server.engine == "vllm-ascend"
-    assert 48_128 <= 11_381_826_560 // 236_416 <= 48_128 * (236_416 + 128) // 236_416
+    assert told.server.kv_bytes_per_token == 48_128
+    assert "--kv-bytes-per-token 48128 --available-kv-bytes 11381826560" in told.fit_command
     assert [str(said) for said in told.arithmetic] == [
         "10.60 GiB / 236,416 tokens = about 48,143 bytes of KV a token on each rank",
         "236,416 tokens / 32,768 a request = 7.21 requests of full length at once",
     ]
+
+
+def test_ranks_that_print_the_same_are_told_as_one() -> None:
+    told = explain(
+        "(Worker_TP0 pid=1) [worker_v1.py:287] Available memory: 25084329472, total memory: 65452113920\n"
+        "(Worker_TP1 pid=2) [worker_v1.py:287] Available memory: 25084186112, total memory: 65452113920\n"
+    )
+    assert str(told.says[-1]) == "23.36 GiB are left for the KV cache (line 2, TP1)"
