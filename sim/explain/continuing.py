@@ -42,10 +42,10 @@ MODEL_UNKNOWN = Phrase(
     "目录中没有 {model}：请用 --model 指定它的 config.json 路径",
 )
 
+_SPLITS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_OF_A_MODEL = (*_SPLITS, "device")
 _SETTINGS = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
+    *_SPLITS,
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -80,12 +80,15 @@ def fit_options(server: Server) -> dict[str, Any]:
             options[name] = bool(value) if name in _SWITCHES else value
     if (dtype := server.words.get("kv_cache_dtype")) in _DTYPES:
         options["kv_cache_dtype"] = dtype
+    if not server.catalog_model:  # what is known of it is that of one rank
+        for name in _OF_A_MODEL:
+            options.pop(name, None)
     kv = server.size("available_kv_bytes")
     measured = _terms(server)
     if measured is not None:
         return options | measured
     total = server.size("total_bytes")
-    if total and not server.device:
+    if total and "device" not in options:
         options["total_memory_bytes"] = total
     terms = {name: server.size(name) for name in _TERMS}
     options |= {name: value for name, value in terms.items() if value is not None and value >= 0}

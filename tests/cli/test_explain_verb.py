@@ -75,6 +75,23 @@ def test_the_fit_command_repeats_the_logs_own_number(shell: Shell, log: Path) ->
     assert json.loads(answer.out)["max_model_len_that_fits"] == 30544
 
 
+RANKS = (
+    "(Worker_TP0 pid=48) INFO 01-14 01:49:36 [worker.py:287] Available memory: 25084186112, total memory: 65452113920\n"
+    "(Worker_TP3 pid=51) INFO 01-14 01:49:36 [worker.py:287] Available memory: 25084329472, total memory: 65452113920\n"
+    "(EngineCore_DP0 pid=20) INFO 01-14 01:49:36 [kv_cache_utils.py:1291] GPU KV cache size: 521,088 tokens\n"
+    "(EngineCore_DP0 pid=20) INFO 01-14 01:49:36 [kv_cache_utils.py:1296] Maximum concurrency for 131,072 tokens per "
+    "request: 3.98x\n"
+)
+
+
+def test_a_log_that_names_no_model_has_a_fit_command_all_the_same(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "ranks.log").write_text(RANKS)
+    command = json.loads(shell("explain", "ranks.log", "--json").out)["fit_command"]
+    answer = shell(*shlex.split(command)[1:], "--json")
+    assert answer.code == 0
+    assert json.loads(answer.out)["kv_tokens"] == 521_088
+
+
 def test_the_scenario_file_loads_and_fit_takes_it(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "started.log").write_text(STARTED)
     answer = shell("explain", "started.log", "--scenario", "told.toml")
