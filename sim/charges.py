@@ -3,7 +3,7 @@
 ::
 
     context        held before the engine looks
-    weights        from shapes, exactly
+    weights        from shapes, exactly, in the blocks of the caching allocator, which is what an engine logs
     activations    estimated; what the profiling run adds for a while
     non-torch      estimated
     graphs         estimated
@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hbmtwin.kernels.records import ModelShape
-from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.budget_question import BudgetQuestion
 from hbmtwin.sim.engines import (
     Estimate,
@@ -28,6 +27,7 @@ from hbmtwin.sim.engines import (
     run_time_sampler,
 )
 from hbmtwin.sim.engines.figures import exactly
+from hbmtwin.sim.loaded_weights import loaded_weight_bytes
 
 
 class Charges(NamedTuple):
@@ -46,7 +46,13 @@ def charges_of(q: BudgetQuestion, model: ModelShape) -> Charges:
     """What a rank of the stage *model* holds. O(layers)."""
     m, ranks = q.measured, q.ranks
     weights = _measured(m.weights_bytes) or exactly(
-        weight_bytes_per_rank(model, ranks.tensor, expert_ranks=ranks.of_whole_experts, data_parallel_size=ranks.data),
+        loaded_weight_bytes(
+            model,
+            q.device.vendor,
+            ranks.tensor,
+            expert_ranks=ranks.of_whole_experts,
+            data_parallel_size=ranks.data,
+        ),
         f"shapes of {model.name}: {model.source or 'given'}",
     )
     activations = _measured(m.activation_bytes) or activation_peak(

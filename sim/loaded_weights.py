@@ -46,5 +46,6 @@ def loaded_weight_bytes(
         model, tensor_parallel_size, expert_ranks=expert_ranks, data_parallel_size=data_parallel_size
     )
     for _, size in tensors:
-        allocator.malloc(size, tag=Tag.WEIGHT)
+        if size:  # a shape of which only the KV is told has matrices without elements
+            allocator.malloc(size, tag=Tag.WEIGHT)
     return allocator.stats()["allocated_bytes.all.current"]

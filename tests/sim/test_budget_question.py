@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_layers
-from hbmtwin.kernels.weights import can_split, weight_bytes_per_rank
+from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim import memory_budget as budgets
 from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.catalog import device, devices, model, models
 from hbmtwin.sim.engines import ENGINES, GIB, MIB, Division, EngineArgs, engine_rules, rules_for, settings_of
 from hbmtwin.sim.kv_layout import kv_layout
+from hbmtwin.sim.loaded_weights import loaded_weight_bytes
 from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget, budget_of
 
 LLAMA, GRANITE, QWEN_MOE = model("llama-3.1-8b"), model("granite-4.0-h-micro"), model("qwen3-30b-a3b")
@@ -281,8 +282,8 @@ def test_the_engines_own_option_is_named() -> None:
 def test_experts_are_dealt_out_over_the_ranks_of_both_kinds() -> None:
     plain = budget(QWEN_MOE, H100, tp=2)
     dealt = budget(QWEN_MOE, H100, tp=2, data_parallel_size=4, enable_expert_parallel=True)
-    assert plain.weights_bytes == weight_bytes_per_rank(QWEN_MOE, 2)
-    assert dealt.weights_bytes == weight_bytes_per_rank(QWEN_MOE, 2, expert_ranks=8, data_parallel_size=4)
+    assert plain.weights_bytes == loaded_weight_bytes(QWEN_MOE, "nvidia", 2)
+    assert dealt.weights_bytes == loaded_weight_bytes(QWEN_MOE, "nvidia", 2, expert_ranks=8, data_parallel_size=4)
     # 48 layers of 128 experts of 3 x 2,048 x 768 values: half of them before, an eighth now.
     assert plain.weights_bytes - dealt.weights_bytes == 48 * 128 * 3 * 2048 * 768 * 2 * 3 // 8
     shared = budget(QWEN_MOE, H100, tp=2, data_parallel_size=4)

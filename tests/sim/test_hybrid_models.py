@@ -18,6 +18,7 @@ from hbmtwin.sim.catalog import CatalogError, device, model
 from hbmtwin.sim.fit import memory_budget
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
+from hbmtwin.sim.loaded_weights import loaded_weight_bytes
 from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
@@ -206,7 +207,9 @@ def test_the_budget_counts_states_and_ranks() -> None:
         "block_size": 16,
     }
     budget = memory_budget(shape, on, layout=kv_layout(shape), **asked)
-    assert budget.weights_bytes == 2 * 3_191_396_096 + 2 * 36 * 64
+    assert budget.weights_bytes == loaded_weight_bytes(shape, "nvidia")
+    tensors = 2 * 3_191_396_096 + 2 * 36 * 64
+    assert tensors < budget.weights_bytes < 1.005 * tensors  # in whole blocks of the allocator
     assert budget.num_blocks == budget.kv_bytes // (4 * 528 * 2048)
     assert budget.max_concurrency == budget.num_blocks / 17
     assert budget.kv_tokens == budget.num_blocks * 4096 // 17
@@ -219,7 +222,7 @@ def test_the_budget_counts_states_and_ranks() -> None:
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
-TIGHT = {"ascend-910b4": 0.2345, "a100-80gb": 0.0885}
+TIGHT = {"ascend-910b4": 0.2354, "a100-80gb": 0.0888}
 """Of each device what leaves Granite a pool of some 40 to 80 blocks."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hbmtwin.kernels.weights import can_split
@@ -138,6 +138,7 @@ def test_the_context_is_not_charged_to_the_utilisation_and_libraries_are() -> No
     assert plain.static_bytes == plain.context_bytes + plain.non_torch_bytes
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(models()),
     on=st.sampled_from(devices()),

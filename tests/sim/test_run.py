@@ -12,6 +12,7 @@ from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import kv_policies
+from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.catalog import CatalogError
 from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.run import Twin, run
@@ -77,9 +78,11 @@ def test_weights_and_the_activation_reserve_are_there_from_the_start() -> None:
     twin = Twin(scenario("memory.activation_bytes=3GiB"))
     by_tag = twin.general.usage().requested_by_tag
     assert by_tag[Tag.ACTIVATION] == 3 * GIB
-    assert by_tag[Tag.WEIGHT] == twin.budget.weights_bytes
+    tensors = weight_bytes_per_rank(twin.model)
+    assert by_tag[Tag.WEIGHT] == tensors
+    assert tensors <= twin.budget.weights_bytes < 1.001 * tensors  # in whole blocks of the allocator
     row = twin.run().timeline.iloc[-1]
-    assert (row["activations"], row["weights"]) == (3 * GIB, twin.budget.weights_bytes)
+    assert (row["activations"], row["weights"]) == (3 * GIB, tensors)
 
 
 def test_other_tenants_and_another_memory_size_are_taken_as_given() -> None:
