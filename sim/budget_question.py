@@ -88,7 +88,8 @@ class BudgetQuestion:
     @property
     def pools(self) -> list[BlockPool]:
         """Of each stage."""
-        return [self.pool.on_stage(own) for own in self.layers] if len(self.layers) > 1 else [self.pool]
+        pool = self.pool
+        return [pool.on_stage(own) for own in self.layers] if len(self.layers) > 1 else [pool]
 
     def at_length(self, max_model_len: int) -> BudgetQuestion:
         """The same start with another ``max_model_len``; the batch follows where the engine lets it."""
