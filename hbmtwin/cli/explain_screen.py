@@ -23,6 +23,7 @@ from hbmtwin.allocators.oom import Cause
 from hbmtwin.cli.wrapping import wrap
 from hbmtwin.sim.explain.explanation import Explanation
 from hbmtwin.sim.explain.judge import Judgement
+from hbmtwin.sim.fit_words import WHAT_IS_KV
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 WIDEST = 100
@@ -105,6 +106,8 @@ class ExplainScreen:
         else:
             cause = Said.of(NO_CAUSE, when=when)
         self._list(WHY, (cause, *judgement.arithmetic), "  ")
+        if first and judgement.facts.fixed_pool and judgement.cause is not None:
+            self._say(WHAT_IS_KV, "dim", "  ")
         if first and tried and judgement.when == "start_up":
             self._list(TRIED, tuple(tried), "+ ", "green")
         self._list(HELPS, judgement.helps, "+ ", "green")
