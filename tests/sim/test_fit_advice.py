@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hbmtwin.sim import fit_advice
@@ -32,6 +32,7 @@ def check(options: dict[str, Any], answer: Fit) -> None:
             assert again.budget.max_concurrency == advice.budget.max_concurrency
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(models()),
     on=st.sampled_from(devices()),
