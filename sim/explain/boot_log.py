@@ -68,6 +68,13 @@ VLLM_BOOT = (
         "CUDA graph pool memory: {graph_bytes} (actual), {graph_estimate_bytes} (estimated)",
     ),
     form(
+        "boot_graph_share",
+        "CUDA graph memory profiling is enabled (default since v{since:w}). The current --gpu-memory-utilization="
+        "{gpu_memory_utilization} is equivalent to --gpu-memory-utilization={without_graphs} without",
+        engine="vllm",
+    ),
+    form("boot_padding", "Add {padding_layers} padding layers, may waste at most {padding_share:%}% KV cache memory"),
+    form(
         "boot_warm_up",
         "Free memory on device ({free_bytes:G}/{total_bytes}) on startup. Desired GPU memory utilization is "
         "({gpu_memory_utilization}, {usable_bytes}). Actual usage{*}{weights_bytes} for weight{*}{activation_bytes} "

@@ -20,6 +20,7 @@ preempted                    v0: one line for a preempted request, now and then
 swap_full                    v0: preempted requests were to be swapped out, and host memory was full
 metrics                      the line that comes every ten seconds
 request_too_long             a request was refused: longer than ``max_model_len``
+request_never                v0: a prompt that no empty cache would hold
 ===========================  ======================================================================================
 
 Sources: worker.py of v0, kv_cache_utils.py, gpu_worker.py, worker/utils.py, config/*.py, metrics/loggers.py of 0.18,
@@ -109,6 +110,17 @@ VLLM_ERRORS = (
     form(
         "request_too_long",
         "This model's maximum context length is {max_model_len} tokens. However, you requested {request_tokens} tokens",
+    ),
+    form(
+        "request_never",
+        "Input prompt ({request_tokens} tokens)[ + lookahead slots ({lookahead})] is too long and exceeds the capacity "
+        "of block_manager",
+        reach=200,
+    ),
+    form(
+        "request_too_long",
+        "Input length ({request_tokens} tokens) exceeds the maximum allowed length ({max_model_len} tokens)",
+        reach=200,
     ),
     form(
         "request_too_long",

@@ -50,6 +50,10 @@ REQUEST = Phrase(
     "one request of {tokens} tokens was refused: max_model_len is {length}; no shortage of memory",
     "一条 {tokens} token 的请求被拒绝：max_model_len 为 {length}，不是显存不足",
 )
+NEVER = Phrase(
+    "one prompt of {tokens} tokens was dropped: it has more blocks than the whole KV cache, however idle the server is",
+    "一条 {tokens} token 的提示被丢弃：即使服务空闲，它需要的块也超过整个 KV 缓存",
+)
 SERVED = Phrase(
     "the server runs, and its KV cache is not full ({usage} at most, {waiting} waiting)",
     "服务运行正常，KV 缓存未满（最高 {usage}，{waiting} 条排队）",
@@ -142,6 +146,7 @@ def served(findings: Sequence[Finding], server: Server) -> list[Judgement]:
         usage, waiting = _percent(peak), Count(int(peak.numbers["waiting"]))
         said = Said.of(QUEUES, usage=usage, waiting=waiting)
         found.append(_short(peak, said, told, _less(peak, server), server))
+    found += [_never(finding, server) for finding in by_kind.get("request_never", ())[:1]]
     return [*found, *(_refused(finding) for finding in by_kind.get("request_too_long", ())[:1])]
 
 
@@ -208,6 +213,16 @@ def _short(
         facts,
         finding.line,
         "step",
+    )
+
+
+def _never(finding: Finding, server: Server) -> Judgement:
+    tokens = int(finding.numbers["request_tokens"])
+    capacity = server.size("kv_tokens") or 0
+    facts = pool_facts(max(tokens, capacity + 1), capacity)  # both in tokens: only their order matters
+    told = _short(finding, Said.of(NEVER, tokens=Count(tokens)), [], [], server)
+    return replace(
+        told, cause=classify(facts), facts=facts, does_not_help=(Said.of(LOWER_NOT), Said.of(EXPANDABLE_NOT))
     )
 
 

@@ -35,6 +35,7 @@ _NESTED = 4
 """So many other messages' first words may stand within a message."""
 _TELLING = 24
 """Characters of first words that no other message has, so that they count also where the rest was cut off."""
+_MOST_DIGITS = 24
 _PLACE = re.compile(r"\{(\*|[a-z_0-9]+(?::[GMBw%])?)\}|(\[)|(\])")
 
 
@@ -221,7 +222,7 @@ def _told(one: Form, hit: Hit) -> Finding | None:
             unit = found[next(groups)] if place.kind == "size" else ""
             if text is None:
                 continue
-            if last and place is places[-1]:
+            if last and place is places[-1] and not unit:
                 text = text[: hit.by.line_end(found.start(group)) - found.start(group)]
             if place.kind == "w":
                 words[place.name] = text
@@ -237,7 +238,7 @@ def _told(one: Form, hit: Hit) -> Finding | None:
 
 def _put(numbers: dict[str, int | float], place: Place, text: str, unit: str) -> None:
     digits = text.replace(",", "").rstrip(".")
-    if len(digits) > 24:
+    if len(digits) > _MOST_DIGITS or not digits.strip("-"):
         return
     if place.kind in _SHIFTED or unit:
         numbers[place.name] = Printed.of(digits, unit or _SHIFTED[place.kind])

@@ -88,6 +88,22 @@ TELLINGS: dict[str, Telling] = {
         "graph_estimate_bytes",
         True,
     ),
+    "boot_graph_share": Telling(
+        Phrase(
+            "graphs are charged to the utilisation: {gpu_memory_utilization} leaves as much for KV as {without_graphs} "
+            "did before 0.21",
+            "图捕获计入 gpu_memory_utilization：现在的 {gpu_memory_utilization} 相当于 0.21 之前的 {without_graphs}",
+        ),
+        "without_graphs",
+    ),
+    "boot_padding": Telling(
+        Phrase(
+            "layers of unlike kinds share pages: {padding_layers} padding layers, up to {padding_share} of the KV "
+            "cache is wasted",
+            "不同类型的层共用内存页：补齐 {padding_layers} 层，最多浪费 KV 缓存的 {padding_share}",
+        ),
+        "padding_layers",
+    ),
     "boot_warm_up": Telling(
         Phrase(
             "{free_bytes} of {total_bytes} were free at the start, and the engine may use {usable_bytes}",

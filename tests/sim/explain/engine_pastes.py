@@ -265,6 +265,24 @@ PASTES = (
         helps=("at most 8,192",),
     ),
     Paste(
+        "one request that is too long for SGLang",
+        "[2026-02-03 04:05:10 TP0] Input length (9001 tokens) exceeds the maximum allowed length (8186 tokens). Use a "
+        "shorter input or enable --allow-auto-truncate.",
+        None,
+        "run_time",
+        "one request of 9,001 tokens was refused",
+        helps=("at most 8,186",),
+    ),
+    Paste(
+        "a prompt that no empty cache of v0 would hold",
+        "WARNING 05-09 00:49:33 scheduler.py:900] Input prompt (30000 tokens) + lookahead slots (0) is too long and "
+        "exceeds the capacity of block_manager\n",
+        Cause.NEVER_FITS,
+        "run_time",
+        "one prompt of 30,000 tokens was dropped",
+        helps=("gpu_memory_utilization higher",),
+    ),
+    Paste(
         "SGLang has no room for its pool",
         "[2026-02-03 04:05:06] server_args=ServerArgs(model_path='acme/Bar-32B', context_length=16384, "
         "mem_fraction_static=0.75, tp_size=1, max_running_requests=None)\n"
@@ -399,6 +417,17 @@ HEALTHY = (
         "vllm",
         {"num_gpu_blocks": 27896},
         ("27,896 blocks",),
+    ),
+    Healthy(
+        "what 0.21 and later say of graphs and of layers of unlike kinds",
+        "(EngineCore pid=5) INFO 06-02 08:00:00 [gpu_worker.py:578] CUDA graph memory profiling is enabled (default "
+        "since v0.21.0). The current --gpu-memory-utilization=0.9200 is equivalent to --gpu-memory-utilization=0.9080 "
+        "without CUDA graph memory profiling. To maintain the same effective KV cache size as before, increase\n"
+        "(EngineCore pid=5) WARNING 06-02 08:00:01 [kv_cache_utils.py:1227] Add 3 padding layers, may waste at most "
+        "6.25% KV cache memory\n",
+        "vllm",
+        {"gpu_memory_utilization": 0.92},
+        ("0.92 leaves as much for KV as 0.908", "3 padding layers, up to 0.0625"),
     ),
     Healthy(
         "SGLang",
