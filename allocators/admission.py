@@ -28,10 +28,14 @@ class Admission:
         self.promised = 0
         """Blocks of all running sequences at their full length."""
         self._watermark_blocks = int(config.watermark * config.num_blocks)
+        self._block_size, self._longest = config.block_size, config.max_model_len
+        self._by_full_length = config.admission == "reserve"
+        self._by_whole_prompt = config.admits_whole_sequences
 
     def full_length(self, s: KVSequence, lookahead: int) -> int:
         """Blocks of a sequence's prompt and all that it may generate, drafts included."""
-        return self._blocks(max(s.max_tokens, s.num_tokens) + lookahead)
+        tokens = s.max_tokens if s.max_tokens > s.num_tokens else s.num_tokens
+        return self._blocks(tokens + lookahead)
 
     def watermark(self, others_running: bool) -> int:
         """Blocks that admitting leaves free."""
@@ -44,17 +48,17 @@ class Admission:
         Of the *free* blocks, those below the watermark and those that it adopts, which are *held*, are not meant.
         *shared* counts references to blocks beside the first ones.
         """
-        if self.config.admission == "reserve":
+        if self._by_full_length:
             full = self.full_length(s, lookahead)
             # Free blocks less all that is lacking: of a block that several refer to, each of them lacks nothing.
             rest = self.config.num_blocks - 1 + shared - self.promised
             if full > rest:
                 return full, rest, "its full length does not fit beside those of running sequences"
-        if self.config.admits_whole_sequences:
+        if self._by_whole_prompt:
             whole = self._blocks(s.num_tokens) - held
             if whole > free:
                 return whole, free, "the whole prompt does not fit"
         return None
 
     def _blocks(self, tokens: int) -> int:
-        return -(-min(tokens, self.config.max_model_len) // self.config.block_size)
+        return -(-(tokens if tokens < self._longest else self._longest) // self._block_size)

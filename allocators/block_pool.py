@@ -17,12 +17,9 @@ from collections.abc import Iterable, Sequence
 class BlockPool:
     """Blocks of which each belongs to one sequence or to nobody."""
 
-    cached = 0
-    """Free blocks that carry a key."""
-    shared = 0
-    """References beside the first one of each block."""
-
     def __init__(self, num_blocks: int) -> None:
+        self.cached = self.shared = 0
+        """Free blocks that carry a key, and references beside the first one of each block: none."""
         self.num_blocks = num_blocks
         self.free = deque(range(1, num_blocks))
 

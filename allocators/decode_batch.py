@@ -200,7 +200,9 @@ class DecodeBatch(Batch[Table]):
     def go(self, steps: int) -> Sequence[tuple[int, bool]]:
         """Go on by *steps*; what is due in them as (place, whether a block fills up, else one is taken), by step and by
         running order, taken before filled. O(log(block_size)) each."""
-        self.went(steps)
+        self.step += steps
+        self.lead += steps
+        self.longest += steps
         pending, end = self._pending, self.step
         if not pending or pending[0] > end:
             return ()

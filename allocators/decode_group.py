@@ -25,7 +25,7 @@ class DecodeGroup(Sequence[KVSequence]):
     Joining and leaving are O(log members), a step or a leap is O(1).
     """
 
-    __slots__ = ("_ends", "_joins", "_steps", "context_tokens", "joined", "lead", "members")
+    __slots__ = ("_ends", "_joins", "_steps", "context_tokens", "joined", "lead", "left", "members")
 
     def __init__(self) -> None:
         self.members: dict[int, KVSequence] = {}
@@ -36,6 +36,8 @@ class DecodeGroup(Sequence[KVSequence]):
         """Computed tokens of all members."""
         self.lead = 0
         """Steps that the members' own counts do not know of."""
+        self.left = 0
+        """How many have left: they had their last token."""
         self._steps = 0
         self._joins = 0
         self._ends: list[tuple[int, int, KVSequence]] = []
@@ -87,6 +89,7 @@ class DecodeGroup(Sequence[KVSequence]):
             s.num_computed_tokens += self.lead
             self.context_tokens -= s.num_computed_tokens
             ended.append(s)
+        self.left += len(ended)
         return ended
 
     def fold(self) -> None:

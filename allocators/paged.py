@@ -129,8 +129,10 @@ class PagedPolicy(PoolPolicy):
             adopted = cache.adoptable(s, hit)
             held = len(adopted)
             free -= cache.idle(adopted)  # they stand in the queue, and are taken out of it
-        tokens = min(tokens, longest)
-        need = -(-min(tokens + lookahead, longest) // size) - held
+        if tokens > longest:
+            tokens = longest
+        slots = tokens + lookahead
+        need = -(-(slots if slots < longest else longest) // size) - held
         if admitting:
             free -= self._admission.watermark(others_running)
             if (short := self._admission.shortage(s, held, free, self._pool.shared, lookahead)) is not None:
@@ -151,8 +153,7 @@ class PagedPolicy(PoolPolicy):
             table.keyed = len(adopted)
             table.next_key = hit + size
         table.blocks += self._pool.take_many(need)
-        told = min(tokens, s.num_tokens)  # drafts get no key
-        if cache is not None and told >= table.next_key:
+        if cache is not None and (told := min(tokens, s.num_tokens)) >= table.next_key:  # drafts get no key
             self._register(cache, table, s, told // size)
         self._changed(table)
         self._tokens += tokens - table.tokens
@@ -165,11 +166,12 @@ class PagedPolicy(PoolPolicy):
         batch, joined = self._batch, group.joined
         if batch is None or batch.decoding is not group:
             batch = self._batch_of(group)
-        else:
+            joined.clear()
+        elif joined:
             for s in joined:
                 table = self._tables[s.id]
                 table.place = batch.join(table, len(table.blocks), table.next_key)
-        joined.clear()
+            joined.clear()
         if batch.need_now() > len(self._free):
             return False
         self._stepped = True
@@ -396,18 +398,21 @@ class PagedPolicy(PoolPolicy):
         held = self.config.num_blocks - unheld
         cached, entries = self._pool.cached, self._pool.shared
         shared = entries * self._block_bytes
-        return KVUsage(  # by place: this is every row of a timeline
-            self._tokens * self._token_bytes - shared,
-            0,
-            held * self._block_bytes,
-            0,
-            cached * self._block_bytes,
-            (unheld - cached) * self._block_bytes,
-            (held + entries) * TABLE_ENTRY_BYTES,
-            0,
-            0,
-            shared,
-            0,
+        return tuple.__new__(  # by place, and not by a call of Python's: this is every row of a timeline
+            KVUsage,
+            (
+                self._tokens * self._token_bytes - shared,
+                0,
+                held * self._block_bytes,
+                0,
+                cached * self._block_bytes,
+                (unheld - cached) * self._block_bytes,
+                (held + entries) * TABLE_ENTRY_BYTES,
+                0,
+                0,
+                shared,
+                0,
+            ),
         )
 
     def walk(self) -> Iterator[KVBlock]:

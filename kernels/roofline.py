@@ -90,12 +90,13 @@ class RooflineCost:
 
     def steps(self, b: BatchShape) -> StepTimes:
         """Times of the batch's steps. O(number of prefilling sequences), and none of them is repeated."""
-        return StepTimes(*self.line(b))
+        floor, start, rise = self.line(b)
+        return StepTimes(floor, start, rise)
 
     def line(self, b: BatchShape) -> tuple[int, int, int]:
         """Ticks of the batch's steps: the host's floor, the device's first step, and how each next one is longer."""
-        count = b.decode_count
-        if b.prefill:
+        prefill, count, read, growth, window_read, window_growth = b
+        if prefill:
             return self._host_prefill, self._mixed(b), 0
         if not count:
             return self._host_decode, self.step_ticks, 0
@@ -103,8 +104,8 @@ class RooflineCost:
         device = self._fixed + count * self._sequence
         streamed = self._weights if self._experts is None else self._weights + self._experts.stream_ticks(count)
         device += matrices if matrices > streamed else streamed
-        device += b.kv_read_tokens * self._read + b.window_read_tokens * self._window_read
-        rise = b.kv_read_growth * self._read + b.window_read_growth * self._window_read
+        device += read * self._read + window_read * self._window_read
+        rise = growth * self._read + window_growth * self._window_read
         return self._host_decode, device, rise
 
     def work_ns(self, *, driver_calls: int, syncs: int, copied_bytes: int, swapped_bytes: int) -> int:
@@ -121,18 +122,18 @@ class RooflineCost:
 
     def _mixed(self, b: BatchShape) -> int:
         """Ticks of the device for a step in which somebody prefills."""
-        count = b.decode_count
+        prefill, count, read, _, window_read, _ = b
         prompts = attention = 0
-        for new, context in b.prefill:
+        for new, context in prefill:
             prompts += new
             attention += self.attention.prefill_ticks(new, context)
-        tokens, rows = count + prompts, count + len(b.prefill)
+        tokens, rows = count + prompts, count + len(prefill)
         streamed = self._weights if self._experts is None else self._weights + self._experts.stream_ticks(tokens)
         total = self._fixed + max(streamed, tokens * self._token + rows * self._row)
         total += tokens * self._allreduce_token + rows * self.mamba.sequence_ticks
         total += prompts * self.mamba.prefill_token_ticks
         if count:
-            total += self._launch + b.kv_read_tokens * self._read + b.window_read_tokens * self._window_read
+            total += self._launch + read * self._read + window_read * self._window_read
         return total + attention
 
 

@@ -8,7 +8,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from itertools import chain
 
 import simpy
@@ -17,7 +17,8 @@ from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy, SeenByWaiting
 from hbmtwin.allocators.oom import OomFacts, OomRecord, OutOfMemory
 from hbmtwin.allocators.records import NO_WORK, KVSequence, Release, Work
 from hbmtwin.kernels.records import BatchShape, CostModel
-from hbmtwin.sim.books import Books
+from hbmtwin.sim.batch_watch import BatchWatch
+from hbmtwin.sim.books import Books, Entry
 from hbmtwin.sim.client_limit import LimitedInbox
 from hbmtwin.sim.clock import Last, uncollected
 from hbmtwin.sim.engine_config import EngineConfig, Progress
@@ -53,6 +54,7 @@ class Engine:
         self.scheduler = scheduler
         self.kv = kv
         self._seen_by_waiting = kv if isinstance(kv, SeenByWaiting) else None
+        self._steps_allocate = forward.allocates(kv)
         self.arena = arena
         self.forward = forward
         self.cost = cost
@@ -69,10 +71,11 @@ class Engine:
         self.hit_tokens = 0
         self.queried_tokens = 0
         self.events = 0
-        self._wake = self.env.event()
+        self._wake: simpy.Event | None = None
+        """What the server waits for, if it does."""
         self._live: dict[int, RequestTimes] = {}
         self._next_tick_ns = 0
-        self._composition: object = None
+        self._batches = BatchWatch()
 
     def run(self) -> None:
         """Simulate until the traffic ends or the server dies. Raise WorkloadError from a source that is bad."""
@@ -83,7 +86,7 @@ class Engine:
         else:
             self._inbox = LimitedInbox(self.env, traffic, self._submit, limit)
         self.env.process(self._server())
-        self._row_at(int(self.env.now))
+        self._row(int(self.env.now), self._entry_at())
         with uncollected():
             self.env.run()
         if not self._inbox.closed and self.scheduler.has_work:
@@ -93,37 +96,34 @@ class Engine:
         elif self.standstill is not None:
             self._close_early(self.standstill.time_ns, self.standstill.kind)
         elif self.recorder.last_row_ns < self.env.now:  # what came last was rejected, and left no row
-            self._row_at(int(self.env.now))
+            self._row(int(self.env.now), self._entry_at())
 
     def _submit(self, r: Request) -> None:
         self._live[r.id] = RequestTimes(r)
         self.scheduler.add(r, int(self.env.now))
-        if not self._wake.triggered:
+        if self._wake is not None:
             self._wake.succeed()
+            self._wake = None
 
     # The server
 
     def _server(self) -> Generator[simpy.Event, None, None]:
         env, scheduler, kv, recorder, inbox = self.env, self.scheduler, self.kv, self.recorder, self._inbox
         keeps, window = kv if self.config.drops_tokens else None, self.config.window
-        stuck = False
+        stuck, start = False, int(env.now)
         while not inbox.closed:
             if stuck or not scheduler.has_work:
                 stuck = False
                 self._wake = env.event()
                 yield self._wake
                 yield Last(env, 0)
-            start = int(env.now)
+                start = int(env.now)
             recorder.now_ns = start
             before = None
             if recorder.last_row_ns < start:  # else a row of this moment stands already
-                counts = self._counts(scheduler.num_waiting)
-                row = self.books.row(scheduler.running_tokens, scheduler.padding_tokens, counts[0])
-                before = row, counts
+                before = self._entry_at()
             plan = scheduler.schedule(kv)
             self._note_changes(plan, start)
-            if plan.preempted:
-                self._watch_for_standstill(plan, len(plan.preempted), start)
             if plan.exhausted is not None:
                 if before is not None:
                     recorder.row(start, *before, kv)
@@ -133,25 +133,26 @@ class Engine:
                 # Nothing can be scheduled before somebody arrives; a rejection may have brought the next turn in.
                 stuck = not (plan.preempted or plan.rejected)
                 continue
-            composition = plan.composition
-            changed = composition != self._composition
+            changed = self._batches.changed(plan)
             if changed and before is not None:
                 recorder.row(start, *before, kv)
-            self._composition = composition
             batch = batch_of(plan, keeps, window)
             try:
                 self.forward.step(kv, batch)
             except OutOfMemory as error:
                 yield Last(env, self._work_ns(self._take_work()))
                 self._ran_out(plan, error, start)
+                start = int(env.now)
                 continue
             if plan.admitted:
                 self._note_admitted(plan, start)
-            leap = self._leap(plan, batch, start, changed)
+            decodes = plan.decodes
+            leap = self._leap(plan, decodes, batch, start, changed)
             waiting = scheduler.num_waiting  # rows within the leap stand before the arrival that may cut it
             end = leap.end_of(leap.steps)
             yield Last(env, end - start)
-            self._finish_leap(plan, leap, start, end, waiting)
+            self._finish_leap(plan, decodes, leap, start, end, waiting)
+            start = end
         if self.standstill is not None:
             self.standstill = self.standstill._replace(time_ns=int(env.now))
 
@@ -160,37 +161,43 @@ class Engine:
             self.standstill = self._watch.gave_way(plan, gave_way, self.scheduler, now)
             self._inbox.closed = self.standstill is not None
 
-    def _leap(self, plan: Plan, batch: BatchShape, start: int, changed: bool) -> Leap:
+    def _leap(self, plan: Plan, decodes: Sequence[KVSequence], batch: BatchShape, start: int, changed: bool) -> Leap:
         """As many steps of the plan as are certain to be alike and reach no further than the next event."""
-        work = self._take_work()
+        work = self._take_work() if self._steps_allocate else self.kv.take_work()
         # A rejection in this plan may have brought the next turn in already.
-        alone = self.config.step_mode or plan.rejected or not self.forward.is_steady(work)
+        alone = self.config.step_mode or plan.rejected or (self._steps_allocate and not self.forward.is_steady(work))
         steady = 0 if alone else self.scheduler.steady_steps(plan)
         if steady and self.config.window:
             steady = min(steady, steps_within_window(plan, self.config.window) - 1)
         if steady and self._seen_by_waiting is not None and self.scheduler.num_waiting:
-            steady = self._seen_by_waiting.steps_unseen(plan.decodes, steady)  # who waits may be admitted then
-        k = 1 + (self.kv.horizon(plan.decodes, steady) if steady else 0)
-        leap = Leap(self.cost, batch, start + self._work_ns(work), k, changed)
-        return leap.cut_at(self.env.peek())
+            steady = self._seen_by_waiting.steps_unseen(decodes, steady)  # who waits may be admitted then
+        k = 1 + (self.kv.horizon(decodes, steady) if steady else 0)
+        if work is not NO_WORK:
+            start += self._work_ns(work)
+        leap = Leap(self.cost, batch, start, k, changed)
+        return leap if k == 1 else leap.cut_at(self.env.peek())
 
-    def _finish_leap(self, plan: Plan, leap: Leap, start: int, now: int, waiting: int) -> None:
+    def _finish_leap(
+        self, plan: Plan, decodes: Sequence[KVSequence], leap: Leap, start: int, now: int, waiting: int
+    ) -> None:
         """*waiting*: requests in the queue when it began."""
-        k, done = leap.steps, 1
+        k = leap.steps
         scheduler, recorder = self.scheduler, self.recorder
         recorder.now_ns = now
-        first, further, padding = plan.tokens, len(plan.decodes), plan.padding_tokens
-        # What running sequences hold before the first step; each adds its tokens, and padding is none of them.
-        tokens, padded = scheduler.running_tokens + first - further, scheduler.padding_tokens
+        running = scheduler.num_running
+        # What running sequences held before the first step; each step adds its tokens, and padding is none of them.
+        tokens, padded, padding = scheduler.running_tokens, scheduler.padding_tokens, plan.padding_tokens
         if k > 1:
+            further, done = len(decodes) - padding, 1
             for step, time_ns in leap.rows_within(self._next_tick_ns, recorder.interval_ns):
-                self._advance(plan, step - done)
+                self._advance(decodes, step - done)
                 done = step
-                slots = tokens + step * (further - padding), padded + step * padding
-                self._row(time_ns, *slots, self._counts(waiting))
-            self._advance(plan, k - done)
-            self.forward.repeat(k - 1)
+                self._row(time_ns, self._entry(tokens + step * further, padded + step * padding, running, waiting))
+            self._advance(decodes, k - done)
+            if self._steps_allocate:
+                self.forward.repeat(k - 1)
         else:  # leaps of more than one step hold no first token, and groups have theirs
+            further = plan.tokens - padding
             for s, new in plan.scheduled if not plan.forked else chain(plan.scheduled, ((s, 0) for s in plan.forked)):
                 times = self._live[s.id]
                 if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
@@ -198,45 +205,42 @@ class Engine:
         if recorder.steps_wanted:
             recorder.leap(start, now - start, k, plan.everyone(), plan.preempted, leap.end_of)
         recorder.step += k
-        running = scheduler.num_running
         finished = scheduler.commit(plan, k)
         if finished:  # both sides of the drop: what they held to the end, and what is left
-            slots = tokens + k * (further - padding), padded + k * padding
-            self._row(now, *slots, self._counts(scheduler.num_waiting, running))
+            self._row(now, self._entry(tokens + k * further, padded + k * padding, running, scheduler.num_waiting))
             for f in finished:
                 self._finish(f, now)
         if finished or now >= self._next_tick_ns or (leap.changed and k == 1):
-            self._row_at(now)
+            self._row(now, self._entry_at())
         if self.progress is not None:
             self.events += 1
             if self.events % 256 == 0:
                 self.progress(Progress(now / 1e9, self.completed, self.source.total_requests, scheduler.num_running))
 
-    def _advance(self, plan: Plan, steps: int) -> None:
+    def _advance(self, decodes: Sequence[KVSequence], steps: int) -> None:
         """Bring memory to where *steps* further steps leave it."""
         if steps:
-            self.kv.advance(plan.decodes, steps)
-            self.recorder.op_index += self.forward.repeated_operations * steps
+            self.kv.advance(decodes, steps)
+            if self._steps_allocate:
+                self.recorder.op_index += self.forward.repeated_operations * steps
 
-    def _row(self, time_ns: int, tokens: int, padding: int, counts: Counts) -> None:
-        self.recorder.row(time_ns, self.books.row(tokens, padding, counts[0]), counts, self.kv)
-        interval = self.recorder.interval_ns
-        self._next_tick_ns = (time_ns // interval + 1) * interval
+    def _row(self, time_ns: int, said: tuple[Entry, Counts]) -> None:
+        recorder, (row, counts) = self.recorder, said
+        recorder.row(time_ns, row, counts, self.kv)
+        if time_ns >= self._next_tick_ns:
+            interval = recorder.interval_ns
+            self._next_tick_ns = (time_ns // interval + 1) * interval
 
-    def _row_at(self, now: int) -> None:
+    def _entry_at(self) -> tuple[Entry, Counts]:
+        """What a row of this moment says."""
         scheduler = self.scheduler
-        counts = self._counts(scheduler.num_waiting)
-        self._row(now, scheduler.running_tokens, scheduler.padding_tokens, counts)
+        running, waiting = scheduler.num_running, scheduler.num_waiting
+        return self._entry(scheduler.running_tokens, scheduler.padding_tokens, running, waiting)
 
-    def _counts(self, waiting: int, running: int | None = None) -> Counts:
-        return (
-            self.scheduler.num_running if running is None else running,
-            waiting,
-            self.kv.usage().parked_sessions if self.config.keeps_parked else 0,
-            self.preemptions,
-            self.hit_tokens,
-            self.queried_tokens,
-        )
+    def _entry(self, tokens: int, padding: int, running: int, waiting: int) -> tuple[Entry, Counts]:
+        row = self.books.row(tokens, padding, running)
+        parked = row[-1].parked_sessions
+        return row, (running, waiting, parked, self.preemptions, self.hit_tokens, self.queried_tokens)
 
     def _take_work(self) -> Work:
         taken = self.kv.take_work()
@@ -259,16 +263,19 @@ class Engine:
 
     def _note_admitted(self, plan: Plan, now: int) -> None:
         """Of a step that was carried out: in one that failed nobody was admitted."""
-        for a in plan.admitted:
-            times = self._live[a.request.id]
+        for request, sequence, hit in plan.admitted:
+            times = self._live[sequence.id]
             if times.scheduled_ns < 0:
                 times.scheduled_ns = now
-                times.cached_tokens = a.hit
-                self.hit_tokens += a.hit
-                self.queried_tokens += a.request.prompt_tokens
-            self.recompute.admitted(a.sequence, a.hit, now, self.scheduler.running_tokens)
+                times.cached_tokens = hit
+                self.hit_tokens += hit
+                self.queried_tokens += request.prompt_tokens
+            self.recompute.admitted(sequence, hit, now, self.scheduler.running_tokens)
 
     def _note_changes(self, plan: Plan, now: int) -> None:
+        """Who was preempted or rejected in this step."""
+        if not (plan.preempted or plan.rejected):
+            return
         for s in plan.preempted:
             self._live[s.id].preemptions += 1
             self.preemptions += 1
@@ -280,6 +287,8 @@ class Engine:
             if self.config.keeps_parked:  # the turn that was to adopt its history will not come
                 ended = KVSequence(id=-1, session=request.session, turn=request.turn, num_tokens=0, max_tokens=0)
                 self.kv.release(ended, Release.DROP)
+        if plan.preempted:
+            self._watch_for_standstill(plan, len(plan.preempted), now)
 
     def _finish(self, f: Finished, now: int) -> None:
         self.completed += 1
@@ -350,8 +359,8 @@ class Engine:
             self._watch_for_standstill(None, len(failed.preempted), now)
         for f in failed.finished:
             self._finish(f, now)
-        self._composition = None
-        self._row_at(int(self.env.now))
+        self._batches.forget()
+        self._row(now, self._entry_at())
 
     def _die(self, facts: OomFacts, torch_message: str = "") -> None:
         """The process dies: keep the record, the last row and the map of this moment."""
@@ -361,10 +370,10 @@ class Engine:
         self._inbox.closed = True
         self.recorder.now_ns = now
         # The step was not committed: the tokens that are physically there are the policy's to count.
-        padding, usage = self.scheduler.padding_tokens, self.kv.usage()
+        scheduler, usage = self.scheduler, self.kv.usage()
+        padding = scheduler.padding_tokens
         tokens = (usage.token + usage.dropped + usage.shared) // self.books.token_bytes - padding
-        counts = self._counts(self.scheduler.num_waiting)
-        self.recorder.row(now, self.books.row(tokens, padding, counts[0]), counts, self.kv)
+        self.recorder.row(now, *self._entry(tokens, padding, scheduler.num_running, scheduler.num_waiting), self.kv)
         self.recorder.address_map(now, self.kv)
 
     def _count_end(self, e: Finished | Unfinished, now: int) -> None:
@@ -374,7 +383,7 @@ class Engine:
     def _close_early(self, now: int, why: str) -> None:
         """Write the rows of requests that the end of the run cut off, and of those that were never submitted."""
         if self.recorder.last_row_ns < now:
-            self._row_at(int(self.env.now))
+            self._row(int(self.env.now), self._entry_at())
         generated = {u.request.id: u.output_tokens for u in self.scheduler.unfinished()}
         following: list[Request] = []
         for times in self._live.values():  # also those whose rejection was not answered yet

@@ -54,6 +54,10 @@ class Forward:
         if self.activations == "none" and activation_bytes:
             self.general.malloc(activation_bytes, tag=Tag.ACTIVATION)
 
+    def allocates(self, kv: KVPolicy) -> bool:
+        """Whether a step may ask an allocator for anything."""
+        return self.activations != "none" or not isinstance(kv, PoolPolicy)
+
     def step(self, kv: KVPolicy, batch: BatchShape) -> None:
         """Carry out one step. Raise OutOfMemory; what the step had taken until then stays, until :meth:`abort`."""
         if self.activations == "none":

@@ -47,10 +47,11 @@ class Inbox:
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
         env, submit = self._env, self._submit
+        now = int(env.now)
         for r in self.traffic:
-            now = int(env.now)
-            if r.arrival_ns > now:
-                yield env.timeout(r.arrival_ns - now)
+            if (ahead_ns := r.arrival_ns - now) > 0:
+                yield env.timeout(ahead_ns)
+                now += ahead_ns
             if self.closed:
                 self.to_come[r.id] = r
                 return

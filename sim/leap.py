@@ -98,7 +98,8 @@ def batch_of(plan: Plan, kv: KVPolicy | None = None, window: int = 0) -> BatchSh
         if window:
             window_read += min(context + 1, window)
             window_growth += context + 1 < window
-    return BatchShape(tuple(prefill), count, read, growth, window_read, window_growth)
+    shape = (tuple(prefill), count, read, growth, window_read, window_growth)
+    return tuple.__new__(BatchShape, shape)  # its own __new__ is a call of Python's, and this is every leap
 
 
 def steps_within_window(plan: Plan, window: int) -> int:

@@ -28,6 +28,7 @@ from hbmtwin.allocators.records import KVSequence
 
 WINDOW_S = 60
 """Simulated time over which shares are judged: long enough that one long prompt which comes back does not decide."""
+_WINDOW_NS = WINDOW_S * 10**9
 THRASHING_SHARE = 0.5
 """From here on the server computes more to get back to where it was than to get on."""
 THRASHING_RETURNS = 10
@@ -47,6 +48,8 @@ class RecomputeCounter:
         """Computed tokens in all when they were last added to a window; -1: nobody was preempted yet."""
         self._windows: dict[int, list[int]] = {}
         """By number: tokens computed in it, those of them that had been computed before, and who came back for that."""
+        self._number, self._window_now = -1, [0, 0, 0]
+        """The window of the last moment."""
 
     def computed_tokens(self, running_tokens: int) -> int:
         """All that was computed so far, given what running sequences hold."""
@@ -71,11 +74,15 @@ class RecomputeCounter:
 
     def ended(self, s: KVSequence, most_tokens: int, now_ns: int, running_tokens: int) -> None:
         """A sequence that ran is done, or gives up, with *most_tokens* of its own at most."""
-        computed = min(s.num_computed_tokens, most_tokens)
+        computed = s.num_computed_tokens
+        if computed > most_tokens:
+            computed = most_tokens
         self._gone += computed
         if self._counted >= 0:
-            self._take_back(s.id, computed, self._window(now_ns, running_tokens))
-            self._reached.pop(s.id, None)
+            window = self._window(now_ns, running_tokens)
+            if s.id in self._reached:
+                self._take_back(s.id, computed, window)
+                del self._reached[s.id]
 
     def _take_back(self, id: int, computed: int, window: list[int]) -> None:
         """Of one that leaves before it is back where it was, what it has not computed again."""
@@ -85,11 +92,13 @@ class RecomputeCounter:
 
     def _window(self, now_ns: int, running_tokens: int) -> list[int]:
         """The window of this moment, with all in it that was computed since the last one of the same kind."""
-        window = self._windows.setdefault(now_ns // (WINDOW_S * 10**9), [0, 0, 0])
-        computed = self.computed_tokens(running_tokens)
-        if self._counted >= 0:
-            window[0] += max(0, computed - self._counted)
-        self._counted = max(self._counted, computed)
+        if (number := now_ns // _WINDOW_NS) != self._number:
+            self._number, self._window_now = number, self._windows.setdefault(number, [0, 0, 0])
+        window, computed = self._window_now, self.computed_tokens(running_tokens)
+        if computed > self._counted:
+            if self._counted >= 0:
+                window[0] += computed - self._counted
+            self._counted = computed
         return window
 
     def summary(self, running_tokens: int, unfinished: Iterable[KVSequence] = ()) -> dict[str, Any]:

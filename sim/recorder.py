@@ -132,11 +132,12 @@ class Recorder:
     def row(self, time_ns: int, row: Entry, counts: Counts, kv: KVPolicy) -> None:
         """Write a timeline row, and an address map when one is due. Raise BooksDoNotClose of a row that waited."""
         device, tokens, padding, num_running, usage = row
-        if not self._devices or device is not self._devices[-1]:
-            self._devices.append(device)
+        devices, rows = self._devices, self._rows
+        if not devices or device is not devices[-1]:
+            devices.append(device)
         self.last_row_ns = time_ns
-        rows = self._rows
-        rows.packed += rows.pack(time_ns, len(self._devices) - 1, tokens, padding, num_running, *usage, *counts)
+        moment = (time_ns, len(devices) - 1, tokens, padding, num_running)
+        rows.packed += rows.pack(*(moment + usage + counts))
         if len(rows.packed) >= rows.full_bytes:
             self.close_rows()
         if time_ns >= self._next_map_ns:
@@ -193,19 +194,19 @@ class Recorder:
         dropped_tokens: int = 0,
     ) -> None:
         """Write the row of a request that ended; *dropped_tokens* of its own were not held any more then."""
-        r = times.request
+        id, session, turn, arrival_ns, prompt_tokens, _, _, _, tenant, _, sample, priority = times.request
         if self._ended.append(
-            r.id,
-            r.session,
-            r.turn,
-            r.sample,
-            r.tenant,
-            r.priority,
-            r.arrival_ns,
+            id,
+            session,
+            turn,
+            sample,
+            tenant,
+            priority,
+            arrival_ns,
             times.scheduled_ns,
             times.first_token_ns,
             end_ns,
-            r.prompt_tokens,
+            prompt_tokens,
             times.cached_tokens,
             output_tokens,
             times.preemptions,

@@ -111,17 +111,6 @@ class Plan:
         new = sum([new for _, new in self.scheduled]) if self.scheduled else 0
         return new if self.group is None else new + len(self.group.members)
 
-    @property
-    def composition(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of those that compute one token; of the others with the number of tokens. O(sequences)."""
-        single = [] if self.group is None else list(self.group.members)
-        if not self.scheduled:
-            return single, []
-        several = [(s.id, new) for s, new in self.scheduled if new > 1]
-        if len(several) < len(self.scheduled):
-            single += [s.id for s, new in self.scheduled if new == 1]
-        return single, several
-
     def everyone(self) -> list[tuple[KVSequence, int]]:
         """All that compute in a step, with the number of their tokens, in running order. O(sequences)."""
         if self.group is None:
@@ -280,16 +269,16 @@ class QueueScheduler(ABC):
 
     def add(self, r: Request, now_ns: int) -> None:
         """Queue a request, or note its rejection for the next plan."""
-        if r.prompt_tokens + r.max_tokens > self.config.max_model_len:
+        id, session, turn, _, prompt, output, max_tokens, spans, _, _, sample, _ = r
+        if prompt + max_tokens > self.config.max_model_len:
             self._rejected.append((r, "max_model_len"))
             return
-        output = min(r.output_tokens, r.max_tokens)
+        if output > max_tokens:
+            output = max_tokens
         # The whole output stream stands in the spans from the start; policies cut them at num_tokens.
-        spans = (*r.spans, (output_stream(r.session, r.turn, r.sample), 0, output))
-        prompt = r.prompt_tokens
-        sequence = KVSequence(r.id, r.session, r.turn, prompt, prompt + r.max_tokens, r.sample, spans=spans)
-        entry = Entry(r, sequence, prompt + output)
-        self._entries[sequence.id] = entry
+        spans = (*spans, (output_stream(session, turn, sample), 0, output))
+        sequence = KVSequence(id, session, turn, prompt, prompt + max_tokens, sample, 0, spans)
+        entry = self._entries[id] = Entry(r, sequence, prompt + output)
         self._enqueue(entry)
 
     def unfinished(self) -> Iterator[Unfinished]:
@@ -315,14 +304,16 @@ class QueueScheduler(ABC):
         """Take those that ended out of the running ones; whoever waits may come again. O(running)."""
         if not ended:
             return []
+        finished: list[Finished] = []
         for entry in ended:
             self._uncount(entry)
             del self._entries[entry.sequence.id]
+            finished.append(Finished(entry.request, entry.sequence, entry.output_tokens))
         if self._running:
             gone = {entry.sequence.id for entry in ended}
             self._running = [e for e in self._running if e.sequence.id not in gone]
         self._most_running = self.config.max_num_seqs
-        return [Finished(e.request, e.sequence, e.output_tokens) for e in ended]
+        return finished
 
     def _back_to_queue(self, entry: Entry) -> None:
         """One that is not among the running ones any more waits again, and will be computed anew."""

@@ -175,7 +175,9 @@ class VllmScheduler(QueueScheduler):
             entry = waiting[0]
             s = entry.sequence
             hit = kv.lookup(s)
-            new = min(s.num_tokens - hit, self._longest_chunk)
+            new = s.num_tokens - hit
+            if new > self._longest_chunk:
+                new = self._longest_chunk
             if new > budget:
                 if not config.enable_chunked_prefill:
                     cache_may_find_more = (grouped or running) and "prefix_cache" in kv.offers
@@ -238,7 +240,8 @@ class VllmScheduler(QueueScheduler):
         ended: list[Entry] = []
         if p.group is not None:
             self.running_tokens += k * len(p.group.members)
-            ended = [self._entries[s.id] for s in p.group.go(k)]
+            if gone := p.group.go(k):
+                ended = [self._entries[s.id] for s in gone]
         for s, new in p.scheduled:
             computed = new + k - 1
             s.num_computed_tokens += computed
@@ -248,7 +251,7 @@ class VllmScheduler(QueueScheduler):
                 entry = self._entries[s.id]
                 if s.num_tokens >= entry.final_tokens:
                     ended.append(entry)
-        finished = self._finish(ended)
+        finished = self._finish(ended) if ended else []
         if self._together is not None and self._running:
             self._join()
         return finished

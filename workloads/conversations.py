@@ -197,15 +197,20 @@ class Conversations:
                 "over 146 years: shorten session.think_time_s, or take fewer workload.num_prompts"
             )
         max_tokens = output if self.max_tokens is None else self.max_tokens
-        return Request(  # by place: half the time of a short run's traffic is here
-            id,
-            session,
-            turn,
-            arrival_ns,
-            history_tokens + new,
-            output if output < max_tokens else max_tokens,
-            max_tokens,
-            (*history, (user_stream(said, turn), 0, new)),
-            self.tenant,
-            has_next,
+        return tuple.__new__(  # by place, and not by a call of Python's: half the time of a short run's traffic is here
+            Request,
+            (
+                id,
+                session,
+                turn,
+                arrival_ns,
+                history_tokens + new,
+                output if output < max_tokens else max_tokens,
+                max_tokens,
+                (*history, (user_stream(said, turn), 0, new)),
+                self.tenant,
+                has_next,
+                0,
+                0,
+            ),
         )

@@ -50,7 +50,7 @@ class OpenLoop:
 
     def next_turn(self, r: Request, end_ns: int, status: Status) -> Request | None:
         """The next turn, a think time after *r* ended; None after the last one, or if *r* was not completed."""
-        if status is not Status.COMPLETED or not r.has_next:
+        if not r.has_next or status is not Status.COMPLETED:
             return None
         return self.conversations.following_turn(
             r,

@@ -383,8 +383,8 @@ def test_a_preemption_that_is_not_counted_is_caught(log: Log, monkeypatch: pytes
     def uncounted(self: Engine, plan: Plan, owner: int, how: Fail) -> None:
         for u in self.scheduler.fail(plan, self.kv, owner, how).rejected:
             raise AssertionError(f"{u.request.id} is not rejected in this scenario")
-        self._composition = None
-        self._row_at(int(self.env.now))
+        self._batches.forget()
+        self._row(int(self.env.now), self._entry_at())
 
     twin, result = log.run(tight("memory.oom=preempt"))
     check_the_end(log, twin, result)
