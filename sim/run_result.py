@@ -12,7 +12,7 @@ from hbmtwin.sim.model_states import state_notes
 from hbmtwin.sim.model_windows import window_notes
 from hbmtwin.sim.monitor import alerts, kv_monitor, limits_of
 from hbmtwin.sim.pipeline import pipeline_notes, stage_rows
-from hbmtwin.sim.resolve import batch_notes, device_notes
+from hbmtwin.sim.resolve import batch_notes, device_notes, matrix_notes
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_memory import ServerMemory
@@ -66,6 +66,7 @@ def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
                 *trace_notes(scenario, source),
                 *legality.notes(scenario),
                 *device_notes(scenario, plan.model, plan.device),
+                *matrix_notes(plan.model),
                 *pipeline_notes(scenario, plan.budget),
                 *batch_notes(scenario, plan.max_model_len),
                 *context_notes(scenario.workload.preset, source, plan.longest_request),
