@@ -29,6 +29,7 @@ from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.budget_range import objection_at_the_bad_end
 from hbmtwin.sim.catalog.quantization import BY_NAME
 from hbmtwin.sim.engines import EngineArgs, rules_for, settings_of
 from hbmtwin.sim.fit_kernels import findings_of, smaller_kv, smaller_weights
@@ -50,6 +51,7 @@ CHUNKED = Phrase("enable_chunked_prefill: prompts in chunks", "enable_chunked_pr
 EXPERTS = Phrase("enable_expert_parallel: whole experts on each rank", "enable_expert_parallel：专家并行")
 ON_DEVICE = Phrase("device {value}", "换用设备 {value}")
 EAGER = Phrase("enforce_eager: no graphs", "enforce_eager：不捕获图")
+BOTH = Phrase("{one} with {two}", "{one}，同时 {two}")
 NO_KEY = ("quantization", "enforce_eager", "num_speculative_tokens", "num_gpu_blocks_override")
 """Settings of a server that a scenario does not have."""
 ANY_ONE = "Any one of these would start: "
@@ -66,6 +68,11 @@ class Advice:
     question: BudgetQuestion
     budget: MemoryBudget
 
+    @property
+    def certain(self) -> bool:
+        """Whether it starts at the far end of the estimates' ranges too."""
+        return objection_at_the_bad_end(self.question, self.budget) is None
+
 
 @dataclass(frozen=True, slots=True)
 class Advised:
@@ -74,6 +81,8 @@ class Advised:
     helps: tuple[Advice, ...]
     in_vain: tuple[str, ...]
     """Settings, by name."""
+    pairs: tuple[Advice, ...] = ()
+    """Where nothing helps alone: two changes together."""
 
 
 Starts = Callable[[BudgetQuestion], MemoryBudget | None]
@@ -125,7 +134,27 @@ def advise(q: BudgetQuestion, starts: Starts = starts_by_the_engine, *, without:
         else:
             if tried:
                 in_vain.append(name)
-    return Advised(tuple(helps), tuple(in_vain))
+    return Advised(tuple(helps), tuple(in_vain), () if helps or without else tuple(_pairs(q, starts)))
+
+
+def _pairs(q: BudgetQuestion, starts: Starts) -> Iterator[Advice]:
+    """Ranks both ways, and ranks with smaller weights: of each the first that starts, by the number of devices."""
+    by_ranks = [(said, settings, other) for said, settings, other in _tensor_parallel(q, starts)]
+    for second in (_pipeline, _quantization):
+        both = [
+            (Said.of(BOTH, one=one, two=two), {**mine, **theirs}, other)
+            for one, mine, first in by_ranks
+            for two, theirs, other in second(first, starts)
+        ]
+        for said, settings, other in sorted(both, key=lambda found: _devices_of(found[2])):
+            if (budget := starts(other)) is not None:
+                yield Advice(said, settings, other, budget)
+                break
+
+
+def _devices_of(q: BudgetQuestion) -> tuple[int, int]:
+    """How many devices it takes; of as many, fewer stages come first."""
+    return q.ranks.tensor * q.ranks.pipeline, q.ranks.pipeline
 
 
 Change = tuple[Said, Mapping[str, Any], BudgetQuestion]

@@ -124,18 +124,8 @@ class Fit:
                 }
                 for stage in b.stages
             ],
-            "advice": [
-                {
-                    "change": advice.change.text(lang),
-                    "settings": dict(advice.settings),
-                    "result": {
-                        "kv_tokens": advice.budget.kv_tokens,
-                        "max_concurrency": advice.budget.max_concurrency,
-                        "max_model_len": advice.question.max_model_len,
-                    },
-                }
-                for advice in self.advice
-            ],
+            "advice": [_advice_dict(advice, lang) for advice in self.advice],
+            "advice_of_two": [_advice_dict(advice, lang) for advice in self.advised.pairs],
             "not_enough_alone": list(self.advised.in_vain),
             "warnings": [warning.text(lang) for warning in self.warnings],
             "boot_lines": list(self.boot_lines),
@@ -146,6 +136,19 @@ class Fit:
 def line_dict(line: BudgetLine) -> dict[str, Any]:
     """One share of the device."""
     return {"item": line.item, "bytes": line.bytes, "low": line.low, "high": line.high, "source": line.source}
+
+
+def _advice_dict(advice: Advice, lang: Lang) -> dict[str, Any]:
+    return {
+        "change": advice.change.text(lang),
+        "settings": dict(advice.settings),
+        "result": {
+            "kv_tokens": advice.budget.kv_tokens,
+            "max_concurrency": advice.budget.max_concurrency,
+            "max_model_len": advice.question.max_model_len,
+            "certain": advice.certain,
+        },
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from hbmtwin.sim.budget_range import REMAINDERS
+from hbmtwin.sim.fit_advice import Advice
 from hbmtwin.sim.fit_question import GIVEN as GIVEN_SIZES
 from hbmtwin.sim.fit_report import Fit
 from hbmtwin.sim.memory_budget import BudgetLine, GroupNeed
@@ -165,6 +166,10 @@ SMALLEST_FOR_MEMORY = Phrase(
     "For memory alone, any one of these changes would do", "仅就显存而言，以下任意一项改动即可"
 )
 RESULT = Phrase("{tokens} tokens = {ratio} x {length}", "{tokens} 个 token = {ratio} × {length}")
+RESULT_BY_FIGURES = Phrase("{result}, if the estimates hold", "{result}（以估算值为准）")
+TOGETHER = Phrase(
+    "No single change makes it start; two of them together do", "任何单项改动都不足以启动；以下两项同时改动即可"
+)
 NOT_ALONE = Phrase("Not enough alone: {names}.", "单独改动以下参数仍不够：{names}。")
 NOTHING = Phrase(
     "No single change makes it start: take a smaller model, or more memory.",
@@ -297,6 +302,8 @@ def verdict(fit: Fit) -> list[Said]:
     return [Said.of(phrase, requests=requests, length=length, seqs=Count(q.max_num_seqs))]
 
 
-def result(fit_length: int, tokens: int, concurrency: float) -> Said:
+def result(advice: Advice) -> Said:
     """What fits after a change."""
-    return Said.of(RESULT, tokens=Count(tokens), ratio=f"{concurrency:.2f}", length=Count(fit_length))
+    length, b = Count(advice.question.max_model_len), advice.budget
+    said = Said.of(RESULT, tokens=Count(b.kv_tokens), ratio=f"{b.max_concurrency:.2f}", length=length)
+    return said if advice.certain else Said.of(RESULT_BY_FIGURES, result=said)

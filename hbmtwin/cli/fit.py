@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -191,6 +193,8 @@ def fit(
     """Say whether a server starts, what takes its memory, how many requests fit, and what would make it start."""
     options = {name: value for name, value in locals().items() if value is not None}
     answer = _answer(_as_options(options))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without Chinese letters gets their numbers, as in JSON
+        sys.stdout.reconfigure(errors="backslashreplace")
     if json_:
         print(json_text(answer.to_dict(lang.value)))
     else:

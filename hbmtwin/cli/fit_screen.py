@@ -48,6 +48,7 @@ class FitScreen:
     def __init__(self, console: Console, lang: Lang) -> None:
         self._console = console
         self._lang: Lang = lang
+        self._full, self._line = ("█", "─") if console.encoding.lower().startswith("utf") else ("#", "-")
 
     def show(self, fit: Fit) -> None:
         """All of it, from where the memory goes to what would help."""
@@ -88,12 +89,12 @@ class FitScreen:
         edges = _edges([line.bytes for line in lines], total, bar)
         for line, text, how, (start, end) in zip(lines, labels, known, edges, strict=False):
             row = Text("  " + _pad(text, label_width) + "  " + _gib(line.bytes).rjust(size_width) + "  " + " " * start)
-            row.append("█" * (end - start), COLOURS.get(line.item, "white"))
+            row.append(self._full * (end - start), COLOURS.get(line.item, "white"))
             row.append(" " * (bar - end) + "  " + how, "dim")
             row.rstrip()
             self._console.print(row, soft_wrap=True)
         row = Text("  " + _pad(labels[-1], label_width) + "  " + _gib(total).rjust(size_width) + "  ", "bold")
-        self._console.print(row.append("─" * edges[-1][1]), soft_wrap=True)
+        self._console.print(row.append(self._line * edges[-1][1]), soft_wrap=True)
         if any(line.low != line.high for line in lines):
             self._say(words.SOURCES, "dim", 2)
         self._say(words.WHAT_IS_KV, "dim", 2)
@@ -111,23 +112,24 @@ class FitScreen:
             self._changes(words.SMALLEST, fit.advice)
         elif fit.advised.helps:  # no kernel runs it, and no single change helps both
             self._changes(words.SMALLEST_FOR_MEMORY, fit.advised.helps)
+        elif fit.advised.pairs:
+            self._changes(words.TOGETHER, fit.advised.pairs)
         else:
             self._say(words.NOTHING, "bold")
-        if fit.refused is None and fit.advised.in_vain:
+        if fit.refused is None and fit.advised.helps and fit.advised.in_vain:
             self._say(Said.of(words.NOT_ALONE, names=", ".join(fit.advised.in_vain)), "dim")
 
     def _changes(self, heading: Phrase, helps: Sequence[Advice]) -> None:
         self._heading(heading)
-        changes = [self._text(advice.change) for advice in helps]
-        width = max(map(cell_len, changes))
-        for advice, change in zip(helps, changes, strict=True):
-            length, b = advice.question.max_model_len, advice.budget
-            text = self._text(words.result(length, b.kv_tokens, b.max_concurrency))
-            if 2 + width + 4 + cell_len(text) <= self._console.width:
-                self._console.print(Text(f"  {_pad(change, width)}    ").append(text, "dim"))
+        rows = [(self._text(advice.change), self._text(words.result(advice))) for advice in helps]
+        width = max(cell_len(change) for change, _ in rows)
+        beside = 2 + width + 4 + max(cell_len(result) for _, result in rows) <= self._console.width
+        for change, result in rows:
+            if beside:
+                self._console.print(Text(f"  {_pad(change, width)}    ").append(result, "dim"))
             else:
                 self._lines(change, "", 2)
-                self._lines(text, "dim", 6)
+                self._lines(result, "dim", 6)
 
     def _list(self, heading: Phrase, lines: Sequence[Said]) -> None:
         if lines:

@@ -143,8 +143,27 @@ def test_a_block_that_is_too_large_is_told_as_such() -> None:
 
 def test_what_no_change_helps_says_so() -> None:
     advised = fit(model="deepseek-r1", device="rtx-3090").advised
-    assert advised.helps == ()
+    assert advised.helps == advised.pairs == ()
     assert {"tensor_parallel_size", "max_model_len", "device"} <= set(advised.in_vain)
+
+
+def test_where_nothing_helps_alone_two_changes_together_are_looked_for() -> None:
+    options = {"model": "llama-3.1-405b", "device": "ascend-910b2"}
+    advised = fit(**options).advised
+    assert advised.helps == ()
+    assert [dict(pair.settings) for pair in advised.pairs] == [
+        {"tensor_parallel_size": 8, "pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 8, "quantization": "awq"},
+    ]
+    for pair in advised.pairs:
+        assert fit(**options, **pair.settings).budget.kv_tokens == pair.budget.kv_tokens
+        assert not any(starts({**options, name: value}) for name, value in pair.settings.items())
+
+
+def test_an_advice_that_rests_on_its_estimates_says_so() -> None:
+    longest, *others = fit(**TOO_LONG).advised.helps
+    assert not longest.certain  # it takes the last block
+    assert all(advice.certain for advice in others)
 
 
 def test_a_device_of_the_catalog_that_runs_it() -> None:
