@@ -17,13 +17,14 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hbmtwin.kernels.weights import weight_bytes_per_rank
-from hbmtwin.sim import catalog
+from hbmtwin.sim.catalog.quantization import BY_NAME
 from hbmtwin.sim.explain.server import Server
+from hbmtwin.sim.explain.server_settings import SHARES, SWITCHES
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 if TYPE_CHECKING:
     from hbmtwin.sim.fit_report import Fit
+    from hbmtwin.sim.memory_budget import BudgetLine
 
 TRIED = Phrase(
     "{change}: then {tokens} tokens fit, {ratio} requests of {length}",
@@ -56,7 +57,6 @@ _SETTINGS = (
     "num_gpu_blocks_override",
     "num_speculative_tokens",
 )
-_SWITCHES = ("enforce_eager", "enable_expert_parallel", "enable_prefix_caching", "enable_chunked_prefill")
 _HEAD = "# Filled by `hbmtwin explain`; what the text did not tell stands at its default.\nschema_version = 1"
 _TERMS = ("weights_bytes", "activation_bytes", "non_torch_bytes")
 _MOST = 2**44
@@ -74,17 +74,20 @@ def fit_options(server: Server) -> dict[str, Any]:
         options["device"] = server.device
     if server.engine:
         options["engine"] = server.engine
-    for name in (*_SETTINGS, *_SWITCHES):
-        value = numbers.get(name)
-        if (value is not None and 0 < value <= _MOST) or (name in _SWITCHES and value == 0):
-            options[name] = bool(value) if name in _SWITCHES else value
+    for name in _SETTINGS:
+        value = numbers.get(name, 0)
+        if 0 < value <= (1 if name in SHARES else _MOST):
+            options[name] = value
+    options |= {name: bool(numbers[name]) for name in SWITCHES if name in numbers}
+    if (method := server.words.get("quantization")) in BY_NAME:
+        options["quantization"] = method
     if (dtype := server.words.get("kv_cache_dtype")) in _DTYPES:
         options["kv_cache_dtype"] = dtype
     if not server.catalog_model:  # what is known of it is that of one rank
         for name in _OF_A_MODEL:
             options.pop(name, None)
     kv = server.size("available_kv_bytes")
-    measured = _terms(server)
+    measured = _terms(server, options)
     if measured is not None:
         return options | measured
     total = server.size("total_bytes")
@@ -102,26 +105,26 @@ def fit_options(server: Server) -> dict[str, Any]:
     return options if enough and room else {}
 
 
-def _terms(server: Server) -> dict[str, int] | None:
+def _terms(server: Server, options: dict[str, Any]) -> dict[str, int] | None:
     """Measured terms with which the budget's subtraction comes to the log's own result; None where the text does not
     tell enough of it. What is told only in sum stands as the activation peak, and weights that are those of the shapes
     stay with these, so that other numbers of ranks and other weights can be tried."""
     total, usable, kv = server.size("total_bytes"), server.usable_bytes, server.size("available_kv_bytes")
-    if not server.catalog_model or not server.device or total is None or usable is None or kv is None:
+    if "model" not in options or "device" not in options or total is None or usable is None or kv is None:
         return None
-    try:
-        weights = weight_bytes_per_rank(
-            catalog.model(server.catalog_model), int(server.numbers.get("tensor_parallel_size", 1))
-        )
-    except ValueError:
-        return None
-    options = {"total_memory_bytes": total}
-    logged = server.size("weights_bytes")
-    if logged is not None and abs(logged - weights) > _SAME_WEIGHTS * weights:
-        weights = options["weights_bytes"] = logged
     beside = server.size("non_torch_bytes") or 0
-    peak = usable - kv - weights - beside
-    return None if peak < 0 or beside < 0 else {**options, "activation_bytes": peak, "non_torch_bytes": beside}
+    terms = {"total_memory_bytes": total, "activation_bytes": 0, "non_torch_bytes": max(0, beside)}
+    answer = _ask(options | terms)
+    logged = server.size("weights_bytes")
+    if answer is not None and logged is not None:
+        weights = answer.budget.weights_bytes
+        if abs(logged - weights) > _SAME_WEIGHTS * weights:
+            terms["weights_bytes"] = logged
+            answer = _ask(options | terms)
+    if answer is None:
+        return None
+    terms["activation_bytes"] = _kv_line(answer).bytes - kv
+    return terms if terms["activation_bytes"] >= 0 else None
 
 
 def fit_command(options: dict[str, Any]) -> str:
@@ -150,7 +153,7 @@ def tried(server: Server, options: dict[str, Any], *, refused: bool) -> list[Sai
     logged_kv = server.size("available_kv_bytes")
     if estimate is None or logged_kv is None:
         return []
-    kv = next(line for line in estimate.budget.lines if line.item == "KV cache")
+    kv = _kv_line(estimate)
     return [Said.of(COMPARED, estimate=Size(kv.bytes), low=Size(kv.low), high=Size(kv.high), logged=Size(logged_kv))]
 
 
@@ -165,6 +168,10 @@ def _helps(answer: Fit) -> list[Said]:
         )
         for advice in answer.advised.helps
     ]
+
+
+def _kv_line(answer: Fit) -> BudgetLine:
+    return next(line for line in answer.budget.lines if line.item == "KV cache")
 
 
 def _ask(options: dict[str, Any]) -> Fit | None:

@@ -131,6 +131,8 @@ def server_of(findings: Sequence[Finding], text: str) -> Server:
         numbers.setdefault(name, size)
     model = words.get("model", "")
     device, guessed = _device(findings, engine, numbers.get("total_bytes"))
+    if device and not guessed:  # what its runtime reports, where the text has no figure of its own
+        numbers.setdefault("total_bytes", catalog.device(device).memory_bytes)
     version = words.get("version", "")
     return Server(engine, version, model, _catalog_model(model), device, guessed, rank, numbers, words)
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hbmtwin.sim.catalog import device
 from hbmtwin.sim.explain.explaining import explain
 
 from .engine_pastes import HEALTHY, PASTES, Healthy, Paste
@@ -138,3 +139,16 @@ def test_ranks_that_print_the_same_are_told_as_one() -> None:
         "(Worker_TP1 pid=2) [worker_v1.py:287] Available memory: 25084186112, total memory: 65452113920\n"
     )
     assert str(told.says[-1]) == "23.36 GiB are left for the KV cache (line 2, TP1)"
+
+
+def test_a_device_that_a_tool_names_lends_its_total() -> None:
+    told = explain(
+        "non-default args: {'model': 'Qwen/Qwen2.5-7B-Instruct', 'gpu_memory_utilization': 0.9}\n"
+        "Available KV cache memory: 3.00 GiB\n"
+        "| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |\n"
+        "|   0  NVIDIA L40S                    Off |   00000000:01:00.0 Off |                    0 |\n"
+        "| N/A   38C    P0             85W /  350W |    1200MiB /  46068MiB |      0%      Default |\n"
+    )
+    assert (told.server.device, told.server.device_guessed) == ("l40s", False)
+    assert told.server.numbers["total_bytes"] == device("l40s").memory_bytes
+    assert "--device l40s" in told.fit_command
