@@ -151,7 +151,7 @@ class ServerMemory:
         forward = Forward(general, plan.layout.num_layers, s.memory.activations, activations, workspace)
         try:
             forward.load(chain(weight_tensors(model, tp), scale_tensors(plan.layout)), budget.activation_bytes)
-        except OutOfMemory as error:  # the budget does not round, the allocator does
+        except OutOfMemory as error:  # the budget does not round activations, the allocator does
             reason = f"weights and activations do not fit once they are rounded ({error}): raise gpu_memory_utilization"
             raise DoesNotFit(replace(budget, fits=False, reason=reason)) from None
         return forward

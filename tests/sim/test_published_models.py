@@ -29,9 +29,7 @@ PARAMETERS = {
     "gemma-3-1b": 999_885_952,
     "gemma-7b": 8_537_680_896,
     "glm-4-9b": 9_399_951_360,
-    "granite-3.1-8b": 8_170_848_256,
     "granite-4.0-h-micro": 3_191_396_096,
-    "hunyuan-a13b": 80_393_183_232,
     "llama-2-13b": 13_015_864_320,
     "llama-2-70b": 68_976_648_192,
     "llama-2-7b": 6_738_415_616,
@@ -70,10 +68,12 @@ PARAMETERS = {
     "qwen3-vl-235b-a22b": 235_093_634_560,
     "youtu-llm-2b": 1_961_560_064,
 }
-"""Of the safetensors that each repository has; a tied head counted once, layers that predict more tokens left out."""
+"""What the hub tells of each checkpoint; a tied head counted once, layers that predict more tokens left out."""
 ROUNDED = {
     "bamba-9b": 9.78e9,
     "glm-4.5-air": 106e9,
+    "granite-3.1-8b": 8.17e9,
+    "hunyuan-a13b": 80e9,
     "kimi-k2": 1.03e12,
     "minicpm3-4b": 4.07e9,
     "minimax-m2.5": 229e9,
