@@ -13,6 +13,7 @@ for KV does.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,7 @@ _SETTINGS = (
 _HEAD = "# Filled by `hbmtwin explain`; what the text did not tell stands at its default.\nschema_version = 1"
 _TERMS = ("weights_bytes", "activation_bytes", "non_torch_bytes")
 _MOST = 2**44
+_RELEASE = re.compile(r"\d{1,4}\.\d{1,4}(?:\.\d{1,4})?")
 _SAME_WEIGHTS = 0.02
 """So far may the weights that an engine loads lie from those of the shapes: buffers, a rotary table."""
 _DTYPES = ("float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head")
@@ -74,6 +76,8 @@ def fit_options(server: Server) -> dict[str, Any]:
         options["device"] = server.device
     if server.engine:
         options["engine"] = server.engine
+    if server.engine and (release := _RELEASE.match(server.version)):
+        options["engine_version"] = release[0]
     for name in _SETTINGS:
         value = numbers.get(name, 0)
         if 0 < value <= (1 if name in SHARES else _MOST):
