@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
@@ -29,7 +30,7 @@ class Registry(Generic[T]):
     line says what it is; the command line, the documentation and the contract tests read both.
     """
 
-    def __init__(self, group: str, noun: str, modules: Sequence[str] = ()) -> None:
+    def __init__(self, group: str, noun: str, modules: Callable[[], Sequence[str]] = tuple) -> None:
         self.group = group
         self.noun = noun
         self._modules = modules
@@ -75,14 +76,25 @@ class Registry(Generic[T]):
     def _load_plugins(self) -> None:
         if not self._plugins_loaded:
             self._plugins_loaded = True
-            for module in self._modules:
+            modules = self._modules()
+            for module in modules:
                 import_module(module)
-            place = {module: i for i, module in enumerate(self._modules)}
-            ours = sorted(self._classes, key=lambda name: place.get(self._classes[name].__module__, len(place)))
+            ours = sorted(self._classes, key=lambda name: _place(self._classes[name], modules))
             self._classes = {name: self._classes[name] for name in ours}
             for point in entry_points(group=self.group):
                 self._classes.setdefault(point.name, point.load())
 
 
-device_allocators: Registry[DeviceAllocator] = Registry("hbmtwin.allocators", "device allocator")
-kv_policies: Registry[KVPolicy] = Registry("hbmtwin.kv_policies", "KV policy")
+def _place(cls: type, modules: Sequence[str]) -> int:
+    """Where its module, or the package that this is in, stands among *modules*; behind them if it does not."""
+    return next((i for i, module in enumerate(modules) if f"{cls.__module__}.".startswith(f"{module}.")), len(modules))
+
+
+def _this_folder() -> list[str]:
+    """A policy is registered by being a file of this folder."""
+    package = import_module(__package__)
+    return [f"{__package__}.{module.name}" for module in iter_modules(package.__path__)]
+
+
+device_allocators: Registry[DeviceAllocator] = Registry("hbmtwin.allocators", "device allocator", _this_folder)
+kv_policies: Registry[KVPolicy] = Registry("hbmtwin.kv_policies", "KV policy", _this_folder)

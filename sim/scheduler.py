@@ -200,7 +200,7 @@ class Scheduler(Protocol):
 
 _OURS = ("vllm", "guaranteed_no_evict", "max_utilization", "prefill_first", "sglang", "static_batch", "vllm_v0")
 schedulers: Registry[Scheduler] = Registry(
-    "hbmtwin.schedulers", "scheduler", [f"hbmtwin.sim.{module}" for module in _OURS]
+    "hbmtwin.schedulers", "scheduler", lambda: [f"hbmtwin.sim.{module}" for module in _OURS]
 )
 
 
