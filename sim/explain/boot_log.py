@@ -89,7 +89,7 @@ VLLM_BOOT = (
     ),
     form(
         "boot_kv_given",
-        "Initial free memory {free_bytes}, reserved {available_kv_bytes} [memory ]for KV Cache as specified by",
+        "Initial free memory {free_bytes}, reserved {kv_cache_memory_bytes} [memory ]for KV Cache as specified by",
     ),
     form("boot_length", "Using max model len {max_model_len}"),
     form("boot_batch", "Chunked prefill is enabled with max_num_batched_tokens={max_num_batched_tokens}"),

@@ -30,9 +30,14 @@ ACTIVATIONS = Phrase("activation peak", "激活峰值")
 NON_TORCH = Phrase("outside torch", "torch 之外")
 GRAPHS = Phrase("graphs", "图捕获")
 REST = Phrase("for the rest: activation peak, context, communication", "其余：激活峰值、上下文、通信缓冲")
-ROUNDED = Phrase(
-    "(the log's figures are rounded: their sum is off by {off})", "（日志数字经过舍入，相加有 {off} 的出入）"
+UNTOLD = Phrase(
+    "({rest} more are charged that the text does not tell of, such as graphs)",
+    "（另有 {rest} 计入其中而文本没有给出，例如图捕获）",
 )
+MISMATCH = Phrase(
+    "(these figures are not of one start: their sum is off by {off})", "（这些数字不属于同一次启动，相差 {off}）"
+)
+
 REQUESTS = Phrase(
     "{tokens} tokens / {length} a request = {ratio} requests of full length at once",
     "{tokens} 个 token ÷ 每条 {length} = 同时 {ratio} 条满长请求",
@@ -93,6 +98,8 @@ EXPANDABLE = Phrase(
 )
 
 
+_ROUNDED = (1 << 30) // 25
+"""What five terms of two decimals may be off together."""
 _LARGEST_STEP = 0.05
 """Of a share that is not told, engines' defaults are 0.9 or more: so much is left below what is safe."""
 
@@ -134,7 +141,7 @@ def pool_facts(need: int, limit: int) -> OomFacts:
 def plan(server: Server) -> list[Said]:
     """The subtraction, as far as the text tells its terms; empty where it does not."""
     usable, kv = server.usable_bytes, server.size("available_kv_bytes")
-    if usable is None or kv is None:
+    if usable is None or kv is None or "kv_cache_memory_bytes" in server.numbers:
         return []
     what = Said.of(MAY_BE_USED_ONLY)
     if server.utilization is not None and (total := server.size("total_bytes")) is not None:
@@ -159,8 +166,8 @@ def plan(server: Server) -> list[Said]:
         terms = Said.of(MINUS, left=terms, right=Said.of(TERM, size=Size(rest), what=Said.of(REST)))
         rest = 0
     lines = [Said.of(PLAN, kv=Size(kv), terms=terms)]
-    if abs(rest) > (1 << 30) // 50:
-        lines.append(Said.of(ROUNDED, off=Size(rest)))
+    if abs(rest) > _ROUNDED:
+        lines.append(Said.of(UNTOLD, rest=Size(rest)) if rest > 0 else Said.of(MISMATCH, off=Size(-rest)))
     return lines
 
 

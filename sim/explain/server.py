@@ -125,6 +125,9 @@ def server_of(findings: Sequence[Finding], text: str) -> Server:
         engine = "vllm-ascend"
     elif not engine and _is_server(findings):
         engine = "vllm"
+    if (given := numbers.get("kv_cache_memory_bytes")) is not None:
+        numbers.setdefault("available_kv_bytes", given)
+    numbers = _pool(numbers) | numbers
     if "total_bytes" not in numbers and (total := _listed_total(findings)) is not None:
         numbers["total_bytes"] = total
     for name, size in _parallel(findings).items():
@@ -135,6 +138,16 @@ def server_of(findings: Sequence[Finding], text: str) -> Server:
         numbers.setdefault("total_bytes", catalog.device(device).memory_bytes)
     version = words.get("version", "")
     return Server(engine, version, model, _catalog_model(model), device, guessed, rank, numbers, words)
+
+
+def _pool(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
+    """Tokens and block size of a pool of which a log tells blocks and requests, as v0's does."""
+    requests, length = numbers.get("max_concurrency"), numbers.get("max_model_len")
+    blocks = int(numbers.get("num_gpu_blocks", 0))
+    if not requests or not length or blocks <= 0:
+        return {}
+    size = round(requests * length / blocks)
+    return {"kv_tokens": size * blocks, "block_size": size} if size > 0 else {}
 
 
 def _parallel(findings: Sequence[Finding]) -> dict[str, int]:

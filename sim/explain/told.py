@@ -62,10 +62,10 @@ TELLINGS: dict[str, Telling] = {
     ),
     "boot_kv_given": Telling(
         Phrase(
-            "{available_kv_bytes} are set for the KV cache by kv_cache_memory_bytes; nothing was measured",
-            "kv_cache_memory_bytes 直接指定 KV 缓存 {available_kv_bytes}，没有测量",
+            "{kv_cache_memory_bytes} are set for the KV cache by kv_cache_memory_bytes; nothing was measured",
+            "kv_cache_memory_bytes 直接指定 KV 缓存 {kv_cache_memory_bytes}，没有测量",
         ),
-        "available_kv_bytes",
+        "kv_cache_memory_bytes",
     ),
     "boot_kv_tokens": Telling(
         Phrase("the KV cache holds {kv_tokens} tokens", "KV 缓存可容纳 {kv_tokens} 个 token"), "kv_tokens"

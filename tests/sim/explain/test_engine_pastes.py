@@ -152,3 +152,34 @@ def test_a_device_that_a_tool_names_lends_its_total() -> None:
     assert (told.server.device, told.server.device_guessed) == ("l40s", False)
     assert told.server.numbers["total_bytes"] == device("l40s").memory_bytes
     assert "--device l40s" in told.fit_command
+
+
+def test_blocks_and_requests_of_v0_tell_the_tokens() -> None:
+    told = explain(
+        "INFO 01-02 03:04:05 executor_base.py:111] # cuda blocks: 13618, # CPU blocks: 2048\n"
+        "INFO 01-02 03:04:05 executor_base.py:116] Maximum concurrency for 2048 tokens per request: 106.39x\n"
+    )
+    assert told.server.numbers["block_size"] == 16
+    assert told.server.numbers["kv_tokens"] == 13_618 * 16
+    assert "its KV cache holds 217,888 tokens" in str(told.verdict)
+
+
+def test_a_cache_that_was_set_is_not_subtracted_from() -> None:
+    told = explain(
+        "Initial free memory 31.16 GiB, reserved 4.25 GiB memory for KV Cache as specified by kv_cache_memory_bytes "
+        "config and skipped memory profiling.\nnon-default args: {'gpu_memory_utilization': 0.9}\n"
+        "Free memory on device (31.00/32.0 GiB) on startup. Desired GPU memory utilization is (0.9, 28.8 GiB). Actual"
+    )
+    assert told.server.numbers["kv_cache_memory_bytes"] == (17 << 30) // 4
+    assert told.arithmetic == ()
+
+
+def test_terms_that_do_not_make_up_the_sum_are_told() -> None:
+    text = (
+        "the current vLLM instance can use total_gpu_memory (40.00GiB) x gpu_memory_utilization (0.90) = 36.00GiB\n"
+        "model weights take 6.00GiB; non_torch_memory takes 1.00GiB; PyTorch activation peak memory takes 2.00GiB; the "
+        "rest of the memory reserved for KV Cache is {}GiB.\n"
+    )
+    assert len(explain(text.format("27.00")).arithmetic) == 1
+    assert "1.50 GiB more are charged" in str(explain(text.format("25.50")).arithmetic[1])
+    assert "off by 1.00 GiB" in str(explain(text.format("28.00")).arithmetic[1])
