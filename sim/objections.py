@@ -24,10 +24,9 @@ POSITIONS = Phrase(
     "max_model_len {length} 超过模型支持的最大位置数 {positions}",
 )
 TOO_LITTLE_FREE = Phrase(
-    "the engine refuses to start: {option} {utilization} asks for {usable} and {free} are free, as "
-    "other tenants hold {tenants} and the context {context}",
-    "引擎拒绝启动：{option} {utilization} 要求 {usable}，而空闲显存只有 {free}，"
-    "其他进程占用 {tenants}，上下文占用 {context}",
+    "{option} {utilization} asks for {usable} and {free} are free, as other tenants hold {tenants} and the context "
+    "{context}",
+    "{option} {utilization} 要求 {usable}，而空闲显存只有 {free}，其他进程占用 {tenants}，上下文占用 {context}",
 )
 NOTHING_FOR_KV = Phrase(
     "no memory is left for KV: weights {weights} and the other charges need {need} of {usable}",

@@ -240,7 +240,7 @@ def test_kv_cache_memory_bytes_replaces_the_subtraction_and_not_the_check_of_fre
     b = budget(max_model_len=8192, kv_cache_memory_bytes=3 * GIB)
     assert (b.kv_bytes, b.num_blocks, b.fits) == (3 * GIB, 3 * GIB // (16 * 131_072), True)
     assert sizes(b)["unplanned"] > sizes(budget(max_model_len=8192))["unplanned"]
-    assert "the engine refuses to start" in budget(kv_cache_memory_bytes=GIB, other_tenant_bytes=20 * GIB).reason
+    assert "58.64 GiB are free" in budget(kv_cache_memory_bytes=GIB, other_tenant_bytes=20 * GIB).reason
     over = budget(max_model_len=8192, kv_cache_memory_bytes=70 * GIB)
     assert over.reason.startswith("the shares need ")
     assert "KV 70.00 GiB beside weights 14.99 GiB" in over.reason
