@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+
+from hbmtwin.cli import fit_screen
+from hbmtwin.sim import fit_words
 
 from .conftest import Shell
 
@@ -292,3 +296,30 @@ def test_the_verb_imports_nothing_of_the_simulator() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"
+
+
+def test_planted_a_language_that_tells_another_number_is_caught(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = fit_words.RESULT._replace(zh="{tokens} 个 token = {ratio} × 4096")
+    monkeypatch.setattr(fit_words, "RESULT", other)
+    with pytest.raises(AssertionError):
+        test_both_languages_have_the_same_numbers(shell, TOO_LONG)
+
+
+def test_planted_a_bar_that_begins_one_column_late_is_caught(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = fit_screen._edges
+
+    def late(sizes: Any, total: int, width: int) -> Any:
+        return [(start + (start > 0), max(end, start + 1)) for start, end in honest(sizes, total, width)]
+
+    monkeypatch.setattr(fit_screen, "_edges", late)
+    with pytest.raises(AssertionError):
+        test_the_bars_follow_each_other_and_end_with_the_device(shell)
+
+
+def test_without_unicode_the_bars_are_hashes_and_nothing_fails() -> None:
+    command = [sys.executable, "-m", "hbmtwin", "fit", "--lang", "zh"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert done.stderr == b""
+    assert b"####" in done.stdout
+    assert b"14.24" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import re
 import string
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -265,3 +266,19 @@ def test_whatever_is_asked_is_answered_or_refused_in_a_sentence(options: dict[st
         console = Console(width=width, file=io.StringIO(), highlight=False)
         FitScreen(console, lang).show(answer)
         assert json.loads(json.dumps(answer.to_dict(lang), allow_nan=False))["fits"] is answer.fits
+
+
+def warned(**options: Any) -> str:
+    return " | ".join(map(str, fit(**options).warnings))
+
+
+def test_what_is_to_be_known_beside_the_verdict() -> None:
+    tight = warned(model="llama-2-7b", device="ascend-910b4", gpu_memory_utilization=0.96)
+    assert re.search(r"outside the plan 0\.\d\d GiB to 1\.09 GiB are left; .* of at most 0\.95 leaves more", tight)
+    null = warned(model="llama-3.1-8b", device="ascend-910b4", max_model_len=96_256)
+    assert "of 752 blocks one is the engine's null block; shorten max_model_len to 96,128" in null
+    assert "null block" not in warned(model="llama-3.1-8b", device="ascend-910b4", max_model_len=-1)
+    forced = fit(model="llama-2-7b", device="ascend-910b4", block_size=64)
+    assert forced.question.block_size == 128
+    assert any("block_size" in str(warning) and "128" in str(warning) for warning in forced.warnings)
+    assert warned(model="llama-2-7b", device="ascend-910b4") == ""
