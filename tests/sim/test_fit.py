@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -254,6 +254,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@settings(deadline=None)  # a large model is loaded once, block by block
 @given(st.fixed_dictionaries({}, optional=VALUES), st.sampled_from([60, 140]))
 def test_whatever_is_asked_is_answered_or_refused_in_a_sentence(options: dict[str, Any], width: int) -> None:
     try:
