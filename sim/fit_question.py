@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any
 
 from hbmtwin.allocators.kv_groups import MambaMode
@@ -109,8 +110,7 @@ class _Resolver:
         self._name_what_is_missing()
         device, rules = self._device_and_rules()
         self._check_engine(rules.engine)
-        model = self._model()
-        question = self._question(model, device, rules)
+        question = self._question(self._model(), device, rules)
         length = self._used["max_model_len"]
         auto = length.value == AUTO_LENGTH or not (self._has("model") or self._has("max_model_len"))
         if auto:
@@ -166,7 +166,10 @@ class _Resolver:
         model = self._take("model")
         if model is None:
             layers, kv_heads, head_dim = (self._take(name, 1) for name in _SIZES)
-            return _unknown_model(layers, kv_heads, head_dim)
+            ranks = self._told.get("tensor_parallel_size", (1,))[0]
+            if not self._has("num_kv_heads"):
+                kv_heads = ranks  # bytes of a token are those of one rank
+            return _unknown_model(layers, kv_heads, head_dim, ranks)
         shape = model if isinstance(model, ModelShape) else catalog.model(model)
         sizes = {name: self._take(name) for name in _SIZES if self._has(name)}
         method, dtype = self._take("quantization"), self._take("dtype", "auto")
@@ -190,6 +193,8 @@ class _Resolver:
     def _question(self, model: ModelShape, device: DeviceSpec, rules: EngineRules) -> BudgetQuestion:
         tp = self._take("tensor_parallel_size", 1)
         pp = self._take("pipeline_parallel_size", 1)
+        if not (self._has("model") or self._has("num_layers")):
+            pp = 1  # bytes of a token are those of one rank, whatever it shares the model with
         data, expert = self._take("data_parallel_size", 1), self._take("enable_expert_parallel", False)
         check_tensor_parallel(model, tp, expert_ranks=Ranks(tp, pp, data, expert).of_whole_experts)
         settings = self._settings(model, device, rules, tp, pp)
@@ -301,14 +306,23 @@ def _without_a_device(rules: EngineRules) -> EngineRules:
     )
 
 
-def _unknown_model(num_layers: int, num_kv_heads: int, head_dim: int) -> ModelShape:
-    """A model of which only the KV is known: the rest of its sizes stand in, and what rests on them must be given."""
+def _unknown_model(num_layers: int, num_kv_heads: int, head_dim: int, ranks: int) -> ModelShape:
+    """A model of which only the KV is known: the rest of its sizes stand in, and what rests on them must be given.
+
+    It has as many query heads as go over *ranks*. Raise FitError where its KV heads can be neither split nor copied.
+    """
+    if num_kv_heads % ranks and ranks % num_kv_heads:
+        raise FitError(
+            f"--tensor-parallel-size: {num_kv_heads} KV heads are split over a number of ranks that divides it, or "
+            f"copied over a multiple of it, not over {ranks}"
+        )
+    query_heads = lcm(num_kv_heads, ranks)
     return ModelShape(
         name=GIVEN,
         num_layers=num_layers,
-        hidden_size=num_kv_heads * head_dim,
+        hidden_size=query_heads * head_dim,
         intermediate_size=0,
-        num_attention_heads=num_kv_heads,
+        num_attention_heads=query_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=0,
