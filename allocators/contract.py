@@ -8,7 +8,7 @@ of it. A KV policy gives sequences room for tokens. Whoever writes a new one wri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hbmtwin.allocators.decode_group import DecodeGroup
 from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixStats
@@ -313,6 +313,19 @@ class ReservesTogether(Protocol):
     def reserve_together(self, group: DecodeGroup) -> bool:
         """Same as ``reserve(s, 1)`` for each of *group* in its order, if all of them are granted; else False, and
         nothing is taken."""
+        ...
+
+
+@runtime_checkable
+class CountsInBlocks(Protocol):
+    """A KV policy whose usage follows from a few numbers: timelines keep these, and make bytes of thousands at once."""
+
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of this moment. O(1)."""
+        ...
+
+    def usage_of(self, counts: Sequence[Any]) -> KVUsage:
+        """``usage()`` at such numbers, or a column of each field at columns of them. Pure."""
         ...
 
 

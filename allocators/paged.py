@@ -17,7 +17,7 @@ where 0.18 and 0.22 differ, ``version`` says so. It gives them: ``scripts/valida
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hbmtwin.allocators.admission import Admission
 from hbmtwin.allocators.block_map import Held, block_map, enter
@@ -392,28 +392,29 @@ class PagedPolicy(PoolPolicy):
         """Free blocks, the next one to be taken first."""
         return tuple(self._free)
 
-    def usage(self) -> KVUsage:
-        """The books, O(1). Each block and each slot counts once, however many share it; each table entry counts."""
-        unheld = len(self._free) + 1
-        held = self.config.num_blocks - unheld
-        cached, entries = self._pool.cached, self._pool.shared
-        shared = entries * self._block_bytes
-        return tuple.__new__(  # by place, and not by a call of Python's: this is every row of a timeline
-            KVUsage,
-            (
-                self._tokens * self._token_bytes - shared,
-                0,
-                held * self._block_bytes,
-                0,
-                cached * self._block_bytes,
-                (unheld - cached) * self._block_bytes,
-                (held + entries) * TABLE_ENTRY_BYTES,
-                0,
-                0,
-                shared,
-                0,
-            ),
+    def counts(self) -> tuple[int, int, int, int]:
+        """Tokens, free blocks, those of them with a key, and references to blocks beside the first. O(1)."""
+        pool = self._pool
+        return self._tokens, len(self._free), pool.cached, pool.shared
+
+    def usage_of(self, counts: Sequence[Any]) -> KVUsage:
+        """The books at such counts: each block and each slot once, however many share it; each table entry."""
+        tokens, free, cached, entries = counts
+        held, size = self.config.num_blocks - 1 - free, self._block_bytes
+        return KVUsage(
+            token=tokens * self._token_bytes - entries * size,
+            parked=0,
+            held=held * size,
+            growth_copy=0,
+            cached=cached * size,
+            pool=(free + 1 - cached) * size,
+            table=(held + entries) * TABLE_ENTRY_BYTES,
+            shared=entries * size,
         )
+
+    def usage(self) -> KVUsage:
+        """The books, O(1)."""
+        return self.usage_of(self.counts())
 
     def walk(self) -> Iterator[KVBlock]:
         """Blocks by id, alike neighbours in one piece, the null block as free. A shared one is its first owner's.

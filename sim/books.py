@@ -21,13 +21,13 @@ once, since that takes a tenth of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hbmtwin.allocators.contract import DeviceAllocator, Driver, KVPolicy
+from hbmtwin.allocators.contract import CountsInBlocks, DeviceAllocator, Driver, KVPolicy
 from hbmtwin.allocators.records import AllocatorUsage, KVUsage, Tag
 
 Ints = npt.NDArray[np.int64]
@@ -78,12 +78,10 @@ class DeviceTerms(NamedTuple):
     """-1: varies, and is not compared."""
 
 
-Entry = tuple[DeviceTerms, int, int, int, KVUsage]
+Entry = tuple[DeviceTerms, int, int, int, tuple[int, ...]]
 """What every party said at one moment, a row before it is checked: driver and allocators (the same object as before
-while there was no operation), tokens, padding and running sequences of the scheduler, the KV policy. A plain tuple:
-one is made at every step end."""
-
-ENTRY_WIDTH = 4 + len(KVUsage._fields)
+while there was no operation), tokens, padding and running sequences of the scheduler, and the KV policy's usage, or its
+counts where these are fewer. A plain tuple: one is made at every step end."""
 
 
 class BooksDoNotClose(AssertionError):
@@ -121,6 +119,7 @@ class Books:
         self.driver = driver
         self.allocators = tuple(allocators)
         self.kv = kv
+        self._kv_numbers: Callable[[], tuple[int, ...]] = kv.counts if isinstance(kv, CountsInBlocks) else kv.usage
         self.static_bytes = static_bytes
         self.token_bytes = token_bytes
         self.sequence_state_bytes = sequence_state_bytes
@@ -133,7 +132,7 @@ class Books:
         if self._counted is None or self._counted.op_index != self._read_at:
             self._read_again()
         assert self._device is not None
-        return self._device, running_tokens, padding_tokens, num_running, self.kv.usage()
+        return self._device, running_tokens, padding_tokens, num_running, self._kv_numbers()
 
     def _read_again(self) -> None:
         self._read_at = -1 if self._counted is None else self._counted.op_index
@@ -175,13 +174,18 @@ def _external(usage: AllocatorUsage) -> int:
     return usage.reserved - usage.allocated - usage.pending - usage.pool_free
 
 
-def rows_of(time_ns: Ints, devices: Sequence[DeviceTerms], entries: Sequence[Ints]) -> Ints:
+def rows_of(
+    time_ns: Ints, devices: Sequence[DeviceTerms], entries: Sequence[Ints], policy: KVPolicy | None = None
+) -> Ints:
     """The byte columns of many entries, one a line in the order of :class:`Row`; each row is checked to close.
 
-    *entries* has a line for each number of an entry, KVUsage's one by one; for the device terms stands their place in
-    *devices*. O(entries). Raise BooksDoNotClose, with the time, at the first row that does not close.
+    *entries* has a line for each number of an entry: for the device terms their place in *devices*, at the end those of
+    KVUsage, or the counts of *policy*. O(entries). Raise BooksDoNotClose, with the time, at the first row that does not
+    close.
     """
     place, tokens, padding, num_running, *usage = entries
+    if isinstance(policy, CountsInBlocks):
+        usage = list(np.broadcast_arrays(*policy.usage_of(usage)))  # what is always 0 is a column, too
     kept = np.array(devices, dtype=np.int64).T.take(place, axis=1)
     d = dict(zip(DeviceTerms._fields, kept, strict=True))
     kv = dict(zip(KVUsage._fields, usage, strict=True))
@@ -198,13 +202,13 @@ def rows_of(time_ns: Ints, devices: Sequence[DeviceTerms], entries: Sequence[Int
     }
     table = np.stack([columns[name] for name in Row._fields])
     slots, states = columns["kv_tokens"] + columns["kv_padding"], num_running * d["sequence_state_bytes"]
-    policy = kv["held"] + kv["growth_copy"] + kv["cached"] + kv["pool"]
+    held_by_kv = kv["held"] + kv["growth_copy"] + kv["cached"] + kv["pool"]
     sums = table.sum(axis=0)
     states_differ = (states != kv["state"]) & (d["sequence_state_bytes"] >= 0)
     checks = (
         (slots != kv["token"], "the scheduler counts {} bytes of tokens, the KV policy {}", slots, kv["token"]),
         (states_differ, "the scheduler counts {} bytes of states, the KV policy {}", states, kv["state"]),
-        (policy != d["kv"], "the KV policy counts {} bytes, its arena {}", policy, d["kv"]),
+        (held_by_kv != d["kv"], "the KV policy counts {} bytes, its arena {}", held_by_kv, d["kv"]),
         ((sums != d["total"]) | (table.min(axis=0) < 0), "the row sums to {} bytes of {}", sums, d["total"]),
     )
     wrong = np.logical_or.reduce([which for which, *_ in checks])

@@ -239,7 +239,7 @@ class Engine:
 
     def _entry(self, tokens: int, padding: int, running: int, waiting: int) -> tuple[Entry, Counts]:
         row = self.books.row(tokens, padding, running)
-        parked = row[-1].parked_sessions
+        parked = self.kv.usage().parked_sessions if self.config.keeps_parked else 0
         return row, (running, waiting, parked, self.preemptions, self.hit_tokens, self.queried_tokens)
 
     def _take_work(self) -> Work:

@@ -19,7 +19,7 @@ import pandas as pd
 from hbmtwin.allocators.contract import DeviceAllocator, KVPolicy
 from hbmtwin.allocators.prefix_cache import CacheEvent
 from hbmtwin.allocators.records import KVSequence, Tag
-from hbmtwin.sim.books import ENTRY_WIDTH, DeviceTerms, Entry, Row, rows_of
+from hbmtwin.sim.books import DeviceTerms, Entry, Row, rows_of
 from hbmtwin.sim.columns import Chunk, Columns
 from hbmtwin.workloads.records import Request, Status
 
@@ -84,7 +84,10 @@ class Recorder:
     """Kept by the engine, so that operations can be stamped."""
     last_row_ns: int = -1
     """Time of the last timeline row, -1 before the first."""
-    _rows: Chunk = field(default_factory=lambda: Chunk(1 + ENTRY_WIDTH + len(COUNT_COLUMNS)))
+    _rows: Chunk = field(default_factory=lambda: Chunk(0))
+    """As wide as the first row."""
+    _kv: KVPolicy | None = None
+    """Whose numbers stand in them."""
     _devices: list[DeviceTerms] = field(default_factory=list)
     """Those of the rows that wait, in order."""
     _timeline: Columns = field(default_factory=lambda: Columns(TIMELINE_COLUMNS))
@@ -131,13 +134,17 @@ class Recorder:
 
     def row(self, time_ns: int, row: Entry, counts: Counts, kv: KVPolicy) -> None:
         """Write a timeline row, and an address map when one is due. Raise BooksDoNotClose of a row that waited."""
-        device, tokens, padding, num_running, usage = row
-        devices, rows = self._devices, self._rows
+        device, tokens, padding, num_running, numbers = row
+        devices = self._devices
         if not devices or device is not devices[-1]:
             devices.append(device)
         self.last_row_ns = time_ns
         moment = (time_ns, len(devices) - 1, tokens, padding, num_running)
-        rows.packed += rows.pack(*(moment + usage + counts))
+        values = moment + numbers + counts
+        if self._kv is None:
+            self._kv, self._rows = kv, Chunk(len(values))
+        rows = self._rows
+        rows.packed += rows.pack(*values)
         if len(rows.packed) >= rows.full_bytes:
             self.close_rows()
         if time_ns >= self._next_map_ns:
@@ -153,7 +160,7 @@ class Recorder:
             return
         time_ns, *waiting = self._rows.columns()
         entries, counts = waiting[: -len(COUNT_COLUMNS)], waiting[-len(COUNT_COLUMNS) :]
-        self._timeline.extend((time_ns, *rows_of(time_ns, self._devices, entries), *counts))
+        self._timeline.extend((time_ns, *rows_of(time_ns, self._devices, entries, self._kv), *counts))
         self._rows.clear()
         self._devices.clear()
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hbmtwin.allocators.contract import CountsInBlocks
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
-from hbmtwin.allocators.records import KVLayout, KVSequence, KVUsage, Tag
+from hbmtwin.allocators.records import KVLayout, KVSequence, KVUsage, Release, Tag
 from hbmtwin.sim.books import Books, BooksDoNotClose, DeviceTerms, Entry, Row, rows_of
 from hbmtwin.sim.columns import CHUNK_ROWS
 from hbmtwin.sim.recorder import Recorder
@@ -50,10 +51,15 @@ class Bench:
         self.kv.end_step()
 
 
+def usage_of(numbers: tuple[int, ...]) -> KVUsage:
+    """What stands in an entry are a policy's counts, or its usage."""
+    return numbers if isinstance(numbers, KVUsage) else Bench().kv.usage_of(numbers)
+
+
 def checked(*entries: Entry) -> list[Row]:
     """Rows of the moments 0, 1000, 2000 ..."""
     devices = list(dict.fromkeys(device for device, *_ in entries))
-    numbers = [(devices.index(device), *counts, *kv) for device, *counts, kv in entries]
+    numbers = [(devices.index(device), *counts, *usage_of(kv)) for device, *counts, kv in entries]
     times = np.arange(len(entries), dtype=np.int64) * 1000
     return [Row(*row) for row in rows_of(times, devices, list(np.array(numbers, dtype=np.int64).T)).T.tolist()]
 
@@ -155,7 +161,8 @@ def test_sequences_without_their_states_are_found() -> None:
 
 def naive(entry: Entry) -> tuple[Row, str]:
     """A row by hand, and what does not close in it."""
-    device, tokens, padding, num_running, kv = entry
+    device, tokens, padding, num_running, numbers = entry
+    kv = usage_of(numbers)
     here = device._asdict() | {
         "kv_tokens": tokens * device.token_bytes - (kv.dropped + kv.shared),
         "kv_padding": padding * device.token_bytes,
@@ -236,7 +243,7 @@ def test_what_no_operation_changed_is_not_read_again_and_what_one_did_is() -> No
 
 
 @pytest.mark.parametrize("at", [1, CHUNK_ROWS // 2, CHUNK_ROWS + 1])
-def test_a_byte_that_a_policy_miscounts_once_among_thousands_of_rows_stops_the_run(
+def test_a_token_that_a_policy_miscounts_once_among_thousands_of_rows_stops_the_run(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted bug: seen when the rows that wait are compared, in the middle or at the end, and told with its time."""
@@ -254,19 +261,20 @@ def test_a_byte_that_a_policy_miscounts_once_among_thousands_of_rows_stops_the_r
     row = Recorder.row
 
     def miscounting(self: Recorder, time_ns: int, entry: Entry, *rest: Any) -> None:
-        device, tokens, padding, num_running, kv = entry
+        device, tokens, padding, num_running, (counted, *others) = entry
         times.append(time_ns)
-        kv = kv._replace(token=kv.token + (len(times) == at))
-        row(self, time_ns, (device, tokens, padding, num_running, kv), *rest)
+        counted += len(times) == at
+        row(self, time_ns, (device, tokens, padding, num_running, (counted, *others)), *rest)
 
     monkeypatch.setattr(Recorder, "row", miscounting)
+    twin = Twin(scenario)
     with pytest.raises(BooksDoNotClose) as caught:
-        Twin(scenario).run()
+        twin.run()
     said = r"at (\d+) ns the scheduler counts (\d+) bytes of tokens, the KV policy (\d+): Row"
     found = re.match(said, str(caught.value))
     assert found is not None
     time_ns, scheduler, policy = map(int, found.groups())
-    assert (time_ns, policy) == (times[at - 1], scheduler + 1)
+    assert (time_ns, policy) == (times[at - 1], scheduler + twin.token_bytes)
     assert len(times) == CHUNK_ROWS if at <= CHUNK_ROWS else len(times) > CHUNK_ROWS
 
 
@@ -274,15 +282,15 @@ def test_rows_that_wait_are_told_before_the_error_that_came_of_them(monkeypatch:
     row = Books.row
 
     def miscounting(self: Books, *args: int) -> Entry:
-        device, tokens, padding, num_running, kv = row(self, *args)
-        return device, tokens, padding, num_running, kv._replace(cached=kv.cached + 1)
+        device, tokens, padding, num_running, (counted, *others) = row(self, *args)
+        return device, tokens, padding, num_running, (counted + 1, *others)
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("the engine ran into it")
 
     monkeypatch.setattr(Books, "row", miscounting)
     monkeypatch.setattr(Recorder, "end_request", fails)
-    with pytest.raises(BooksDoNotClose, match=r"^at 0 ns the KV policy counts ") as caught:
+    with pytest.raises(BooksDoNotClose, match=r"^at 0 ns the scheduler counts ") as caught:
         Twin(Scenario.load(preset="paged", overrides=["workload.num_prompts=1"])).run()
     assert isinstance(caught.value.__context__, RuntimeError)
 
@@ -313,3 +321,34 @@ def test_every_row_of_a_run_sums_to_the_capacity(preset: str) -> None:
     assert set(timeline[list(Row._fields)].sum(axis=1)) == {result.summary["capacity_bytes"]}
     assert (timeline[list(Row._fields)] >= 0).all(axis=None)
     assert set(timeline["tenants"]) == {2**30}
+
+
+def test_a_term_that_a_policy_never_has_is_compared_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = Twin(Scenario.load(preset="paged", overrides=["workload.num_prompts=1"]))
+    terms = Books._device_terms
+    monkeypatch.setattr(Books, "_device_terms", lambda self: terms(self)._replace(sequence_state_bytes=100))
+    with pytest.raises(BooksDoNotClose, match="the scheduler counts 100 bytes of states, the KV policy 0: Row"):
+        twin.run()
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [False, True])
+def test_counts_of_many_moments_are_the_usage_of_each(enable_prefix_caching: bool) -> None:
+    """Of a policy that says its books in few numbers: of one moment they are its usage, and of many in columns too."""
+    config = PagedConfig(num_blocks=64, max_model_len=64, block_size=4, enable_prefix_caching=enable_prefix_caching)
+    policy = PagedPolicy(LAYOUT, PooledAllocator(HbmDriver(64 * MIB), PooledConfig(limit_bytes=32 * MIB)), config)
+    assert isinstance(policy, CountsInBlocks)
+    usages, counts = [policy.usage()], [policy.counts()]
+    for id, tokens in ((0, 9), (1, 9), (2, 4)):
+        spans = (("shared", 0, 8), (id, 0, 1))
+        s = KVSequence(id=id, session=id, turn=0, num_tokens=tokens, max_tokens=64, spans=spans)
+        hit = policy.lookup(s)
+        policy.reserve(s, tokens - hit, hit=hit, admitting=True)
+        policy.end_step()
+        usages.append(policy.usage())
+        counts.append(policy.counts())
+        if id == 1:
+            policy.release(s, Release.FINISH)
+    columns = np.broadcast_arrays(*policy.usage_of(list(np.array(counts, dtype=np.int64).T)))
+    assert [KVUsage(*map(int, values)) for values in zip(*columns, strict=True)] == usages
+    assert any(usage.shared for usage in usages) == enable_prefix_caching
+    policy.check()
