@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Unpack
+from functools import partial
+from typing import Any, Unpack
 
 from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.allocators.records import KVLayout
@@ -20,7 +21,7 @@ from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.budget_range import objection_at_the_bad_end, objection_at_the_good_end
 from hbmtwin.sim.engines import EngineRules, rules_for
 from hbmtwin.sim.engines.boot_lines import boot_lines
-from hbmtwin.sim.fit_advice import Advised, advise, cures
+from hbmtwin.sim.fit_advice import Advice, Advised, advise, cures
 from hbmtwin.sim.fit_kernels import findings_of, said
 from hbmtwin.sim.fit_options import FitOptions
 from hbmtwin.sim.fit_question import ask
@@ -28,6 +29,7 @@ from hbmtwin.sim.fit_report import Fit
 from hbmtwin.sim.fit_runnable import advise_runnable
 from hbmtwin.sim.fit_warnings import warnings_of
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
+from hbmtwin.sim.phrases import Said
 
 
 def fit(
@@ -49,14 +51,16 @@ def fit(
     q, budget = asked.question, asked.budget
     findings = findings_of(q, **asked.kernel_settings())
     refused = next((said(finding) for finding in findings if finding.refused), None)
-    runnable = advise_runnable(q, asked.kernel_settings()) if refused is not None else ()
     at_the_end = q.at_length(1) if asked.auto_length else q  # it would be shorter then
+    known = (*map(said, findings), *budget.warnings)
+    confirm = partial(_asked_again, options, known=known, must_run=True)
+    for_memory = confirm if refused is None else partial(_asked_again, options, known=known, must_run=False)
     return Fit(
         question=q,
         budget=budget,
         arguments=asked.arguments,
-        advised=Advised((), ()) if budget.fits else advise(q),
-        runnable=runnable,
+        advised=Advised((), ()) if budget.fits else advise(at_the_end, confirm=for_memory, pairs=refused is None),
+        runnable=advise_runnable(q, asked.kernel_settings(), confirm) if refused is not None else (),
         refused=refused,
         warnings=(
             *asked.notes,
@@ -70,6 +74,23 @@ def fit(
         built_in=asked.built_in,
         auto_length=asked.auto_length,
     )
+
+
+def _asked_again(
+    options: Mapping[str, Any], advice: Advice, *, known: Collection[Said], must_run: bool
+) -> Advice | None:
+    """*advice* as it comes out for whoever takes it, with the defaults that follow from it and what is said of it that
+    is not *known*; None where it does not start after all."""
+    try:
+        asked = ask({**options, **advice.settings})
+    except ValueError:  # it does not go together with another setting
+        return None
+    findings = findings_of(asked.question, **asked.kernel_settings())
+    if not asked.budget.fits or (must_run and any(finding.refused for finding in findings)):
+        return None
+    told = (*(said(finding) for finding in findings if not finding.refused), *asked.budget.warnings)
+    notes = tuple(note for note in told if note not in known)
+    return replace(advice, question=asked.question, budget=asked.budget, notes=notes)
 
 
 def memory_budget(

@@ -33,6 +33,7 @@ from hbmtwin.sim.budget_range import objection_at_the_bad_end
 from hbmtwin.sim.catalog.quantization import BY_NAME
 from hbmtwin.sim.engines import EngineArgs, rules_for, settings_of
 from hbmtwin.sim.fit_kernels import findings_of, smaller_kv, smaller_weights
+from hbmtwin.sim.fit_options import fraction_option
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
 from hbmtwin.sim.phrases import Phrase, Said
@@ -67,6 +68,8 @@ class Advice:
     """The change in the words of the flags."""
     question: BudgetQuestion
     budget: MemoryBudget
+    notes: tuple[Said, ...] = ()
+    """What is to be known of it that was not so before."""
 
     @property
     def certain(self) -> bool:
@@ -87,6 +90,8 @@ class Advised:
 
 Starts = Callable[[BudgetQuestion], MemoryBudget | None]
 """The budget of a question whose server starts, else None."""
+Confirm = Callable[[Advice], Advice | None]
+"""An advice as it comes out for whoever takes it: other settings may follow from a changed one. None: not at all."""
 
 
 def starts_by_the_engine(q: BudgetQuestion) -> MemoryBudget | None:
@@ -116,28 +121,52 @@ def starts_with_a_pool(q: BudgetQuestion) -> MemoryBudget | None:
 
 def cures(q: BudgetQuestion) -> str:
     """The single changes that make a run start, as one sentence; only those that a scenario has a key for."""
-    helps = advise(q, starts_with_a_pool, without=NO_KEY).helps
+    helps = advise(q, starts_with_a_pool, without=NO_KEY, pairs=False).helps
     return ANY_ONE + "; ".join(str(advice.change) for advice in helps) if helps else NONE_ALONE
 
 
-def advise(q: BudgetQuestion, starts: Starts = starts_by_the_engine, *, without: Collection[str] = ()) -> Advised:
-    """Single changes of *q* that make it start, of each kind the smallest. Some hundred budgets, of 0.1 ms each."""
+def _as_it_is(advice: Advice) -> Advice:
+    return advice
+
+
+def advise(
+    q: BudgetQuestion,
+    starts: Starts = starts_by_the_engine,
+    confirm: Confirm = _as_it_is,
+    *,
+    without: Collection[str] = (),
+    pairs: bool = True,
+) -> Advised:
+    """Single changes of *q* that make it start, of each kind the smallest that is also confirmed.
+
+    *without*: names of what is not tried; *pairs*: whether two changes together are, where none helps alone. Some
+    hundred budgets, of 0.1 ms each.
+    """
     helps: list[Advice] = []
     in_vain: list[str] = []
     for name, search in SEARCHES:
-        tried = False
+        name_of_it = ""
         for change, settings, other in search(q, starts) if name not in without else ():
-            tried = True
-            if (budget := starts(other)) is not None:
-                helps.append(Advice(change, settings, other, budget))
+            name_of_it = fraction_option(q.rules.engine) if search is _utilization else name
+            if (advice := tried(change, settings, other, starts, confirm)) is not None:
+                helps.append(advice)
                 break
         else:
-            if tried:
-                in_vain.append(name)
-    return Advised(tuple(helps), tuple(in_vain), () if helps or without else tuple(_pairs(q, starts)))
+            in_vain.append(name_of_it)
+    helping = {name for advice in helps for name in advice.settings}
+    vain = tuple(dict.fromkeys(name for name in in_vain if name and name not in helping))
+    return Advised(tuple(helps), vain, tuple(_pairs(q, starts, confirm)) if pairs and not helps else ())
 
 
-def _pairs(q: BudgetQuestion, starts: Starts) -> Iterator[Advice]:
+def tried(
+    change: Said, settings: Mapping[str, Any], other: BudgetQuestion, starts: Starts, confirm: Confirm
+) -> Advice | None:
+    """That change, where it starts and is confirmed."""
+    budget = starts(other)
+    return None if budget is None else confirm(Advice(change, settings, other, budget))
+
+
+def _pairs(q: BudgetQuestion, starts: Starts, confirm: Confirm) -> Iterator[Advice]:
     """Ranks both ways, and ranks with smaller weights: of each the first that starts, by the number of devices."""
     by_ranks = [(said, settings, other) for said, settings, other in _tensor_parallel(q, starts)]
     for second in (_pipeline, _quantization):
@@ -147,8 +176,8 @@ def _pairs(q: BudgetQuestion, starts: Starts) -> Iterator[Advice]:
             for two, theirs, other in second(first, starts)
         ]
         for said, settings, other in sorted(both, key=lambda found: _devices_of(found[2])):
-            if (budget := starts(other)) is not None:
-                yield Advice(said, settings, other, budget)
+            if (advice := tried(said, settings, other, starts, confirm)) is not None:
+                yield advice
                 break
 
 
@@ -188,7 +217,8 @@ def _utilization(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
         tries.append(_largest(1, below, lambda n: too_few(n) or starts(at(n))))  # where it is too few, less is no help
     for hundredths in tries:
         if hundredths <= max(safe, now):
-            yield _set(q.rules.fraction_name, hundredths / 100, at(hundredths))
+            said, _, other = _set(q.rules.fraction_name, hundredths / 100, at(hundredths))
+            yield said, {fraction_option(q.rules.engine): hundredths / 100}, other
 
 
 def _tenants(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
@@ -312,10 +342,11 @@ def _device(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     """Larger ones of the same vendor that can run it: those of the same family first, then the smallest first."""
     if q.device.name not in catalog.devices():
         return
+    as_known = q.device.memory_bytes == catalog.device(q.device.name).memory_bytes
     larger = [d for d in map(catalog.device, catalog.devices()) if d.memory_bytes > q.device.memory_bytes]
     for device in sorted(larger, key=lambda d: (d.family != q.device.family, d.memory_bytes, d.name)):
         own_size = q.block_size == q.device.default_block_size
-        if device.vendor != q.device.vendor:
+        if device.vendor != q.device.vendor or device.name == q.device.name:
             continue
         other = replace(
             q,
@@ -324,7 +355,10 @@ def _device(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
             block_size=device.default_block_size if own_size else q.block_size,
         )
         if not any(f.refused for f in findings_of(other)):
-            yield Said.of(ON_DEVICE, value=device.name), {"device": device.name}, other
+            settings: dict[str, Any] = {"device": device.name}
+            if not as_known:  # what was said of its memory is not true of another
+                settings["total_memory_bytes"] = device.memory_bytes
+            yield Said.of(ON_DEVICE, value=device.name), settings, other
 
 
 def _largest(low: int, high: int, starts: Callable[[int], object]) -> int:

@@ -98,7 +98,6 @@ AT_LEAST_ZERO = frozenset(
         "other_tenant_bytes",
     }
 )
-SHARES = frozenset({"gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"})
 ENGINES_OF = {
     "gpu_memory_utilization": ("vllm", "vllm-ascend", "mindie"),
     "mem_fraction_static": ("sglang",),
@@ -108,6 +107,8 @@ ENGINES_OF = {
     "num_gpu_blocks_override": ("vllm", "vllm-ascend"),
 }
 """Options that some engines have only. MindIE's NPU_MEMORY_FRACTION goes by vLLM's name."""
+FRACTIONS = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
+"""The share of the device, of which each engine has one."""
 LARGEST = 2**44
 """16 TiB, or as many tokens: beyond any device, and a slip of the unit lies there."""
 
@@ -118,7 +119,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         if name not in FitOptions.__annotations__:
             near = get_close_matches(name, FitOptions.__annotations__, n=1)
             raise FitError(f"{flag(name)}: no such option" + (f"; did you mean {flag(near[0])}?" if near else ""))
-        if name in SHARES and not 0 < value <= 1:
+        if name in FRACTIONS and not 0 < value <= 1:
             raise FitError(f"{flag(name)}: a share is above 0 and at most 1, not {value}")
         least = 1 if name in AT_LEAST_ONE else 0 if name in AT_LEAST_ZERO else None
         if least is not None and not least <= value <= LARGEST:
@@ -126,6 +127,11 @@ def check_options(options: Mapping[str, Any]) -> None:
     length = options.get("max_model_len", AUTO_LENGTH)
     if length != AUTO_LENGTH and not 1 <= length <= LARGEST:
         raise FitError(f"{flag('max_model_len')}: at least 1, or auto for as long as fits, not {length}")
+
+
+def fraction_option(engine: str) -> str:
+    """The option by which *engine*'s share of the device is set here."""
+    return next(name for name in FRACTIONS if engine in ENGINES_OF[name])
 
 
 def flag(name: str) -> str:

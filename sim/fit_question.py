@@ -26,7 +26,7 @@ from hbmtwin.sim.catalog.errors import CatalogError
 from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
 from hbmtwin.sim.engines import GIB, EngineArgs, EngineRules, Ranks, Settings, engine_rules, rules_for, settings_of
 from hbmtwin.sim.engines.figures import NOTHING
-from hbmtwin.sim.fit_options import AUTO_LENGTH, ENGINES_OF, Argument, FitError, check_options, flag
+from hbmtwin.sim.fit_options import AUTO_LENGTH, ENGINES_OF, Argument, FitError, check_options, flag, fraction_option
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
 from hbmtwin.sim.phrases import Phrase, Said
@@ -236,7 +236,7 @@ class _Resolver:
     def _settings(self, model: ModelShape, device: DeviceSpec, rules: EngineRules, tp: int, pp: int) -> Settings:
         """What the engine takes, with what was said; each goes down as an argument, under the engine's own name."""
         told = {name: self._told[name][0] for name in EngineArgs._fields if self._has(name)}
-        fraction = next(name for name in _FRACTIONS if rules.engine in ENGINES_OF[name])
+        fraction = fraction_option(rules.engine)
         told |= {
             "gpu_memory_utilization": self._told.get(fraction, (None,))[0],
             "tensor_parallel_size": tp,
@@ -285,7 +285,6 @@ def longest(q: BudgetQuestion) -> BudgetQuestion:
 
 DTYPE_BYTES = {"auto": 0, "float16": 2, "bfloat16": 2, "float32": 4, "half": 2, "float": 4}
 """vLLM's ``dtype``; auto: the model's own, which is 16 bit."""
-_FRACTIONS = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
 _SIZES = ("num_layers", "num_kv_heads", "head_dim")
 _ROOM = ("available_kv_bytes", "kv_cache_memory_bytes", "num_gpu_blocks_override", "npu_mem_size")
 """Any of them says how much is there for KV, whatever else is on the device."""

@@ -148,6 +148,7 @@ def _advice_dict(advice: Advice, lang: Lang) -> dict[str, Any]:
             "max_model_len": advice.question.max_model_len,
             "certain": advice.certain,
         },
+        "warnings": [note.text(lang) for note in advice.notes],
     }
 
 

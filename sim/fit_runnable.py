@@ -18,27 +18,24 @@ from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion
 from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
 from hbmtwin.sim.engines import rules_for
-from hbmtwin.sim.fit_advice import ON_DEVICE, QUANTISED, SET, Advice, starts_by_the_engine
+from hbmtwin.sim.fit_advice import ON_DEVICE, QUANTISED, SET, Advice, Change, Confirm, starts_by_the_engine, tried
 from hbmtwin.sim.fit_kernels import SMALLER_KV, findings_of
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.phrases import Said
 
 
-def advise_runnable(q: BudgetQuestion, kernel_settings: Mapping[str, Any]) -> tuple[Advice, ...]:
-    """One change of each kind that makes it run and start, where there is one. Some dozen budgets."""
+def advise_runnable(q: BudgetQuestion, kernel_settings: Mapping[str, Any], confirm: Confirm) -> tuple[Advice, ...]:
+    """One confirmed change of each kind that makes it run and start, where there is one. Some dozen budgets."""
     helps = []
     for search in (_kv_dtypes, _quantizations, _block_sizes, _devices):
         for said, settings, other in search(q):
             kernel = {**kernel_settings, **{k: v for k, v in settings.items() if k in ("kv_cache_dtype", "block_size")}}
             if any(finding.refused for finding in findings_of(other, **kernel)):
                 continue
-            if (budget := starts_by_the_engine(other)) is not None:
-                helps.append(Advice(said, settings, other, budget))
+            if (advice := tried(said, settings, other, starts_by_the_engine, confirm)) is not None:
+                helps.append(advice)
                 break
     return tuple(helps)
-
-
-Change = tuple[Said, Mapping[str, Any], BudgetQuestion]
 
 
 def _kv_dtypes(q: BudgetQuestion) -> Iterator[Change]:

@@ -124,12 +124,14 @@ class FitScreen:
         rows = [(self._text(advice.change), self._text(words.result(advice))) for advice in helps]
         width = max(cell_len(change) for change, _ in rows)
         beside = 2 + width + 4 + max(cell_len(result) for _, result in rows) <= self._console.width
-        for change, result in rows:
+        for advice, (change, result) in zip(helps, rows, strict=True):
             if beside:
                 self._console.print(Text(f"  {_pad(change, width)}    ").append(result, "dim"))
             else:
                 self._lines(change, "", 2)
                 self._lines(result, "dim", 6)
+            for note in advice.notes:
+                self._say(Said.of(words.NOTE, text=note), "yellow", 6)
 
     def _list(self, heading: Phrase, lines: Sequence[Said]) -> None:
         if lines:

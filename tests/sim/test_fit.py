@@ -133,8 +133,8 @@ def test_what_no_kernel_runs_is_told_with_the_changes_that_make_it_run() -> None
     assert again.budget.kv_tokens == answer.advice[0].budget.kv_tokens
     assert "planned is one that is quantised as ascend" in str(again.warnings[0])
     cache = fit("llama-2-7b", "ascend-910b4", kv_cache_dtype="fp8")
-    assert [dict(advice.settings) for advice in cache.advice] == [{"kv_cache_dtype": "int8"}]
-    assert fit("llama-2-7b", "ascend-910b4", kv_cache_dtype="int8").fits
+    assert [dict(advice.settings) for advice in cache.advice] == [{"kv_cache_dtype": "auto"}]
+    assert fit("llama-2-7b", "ascend-910b4", kv_cache_dtype="auto").fits
 
 
 def test_the_options_are_all_on_the_command_line() -> None:
