@@ -227,7 +227,7 @@ def _never(finding: Finding, server: Server) -> Judgement:
 
 
 def _refused(finding: Finding) -> Judgement:
-    length = Count(int(finding.numbers["max_model_len"]))
+    length = Count(int(finding.numbers.get("max_model_len", 0)))
     said = Said.of(REQUEST, tokens=Count(int(finding.numbers.get("request_tokens", 0))), length=length)
     return Judgement(
         None,

@@ -101,9 +101,9 @@ def nothing_left(finding: Finding, server: Server) -> Judgement:
 def not_free(finding: Finding, server: Server) -> Judgement:
     """Less is free than the engine wants to use."""
     numbers = finding.numbers
-    free, total = int(numbers["free_bytes"]), int(numbers.get("total_bytes", 0))
+    free, total = int(numbers.get("free_bytes", 0)), int(numbers.get("total_bytes", 0))
     usable = int(numbers.get("usable_bytes", 0))
-    if not total or not usable:
+    if "free_bytes" not in numbers or not total or not usable:
         return _start(finding, pool_facts(1, 0), Said.of(words.NOTHING_LEFT), [], [Said.of(words.SHARES_ADD)], [])
     held = Size(total - free)
     facts = replace(

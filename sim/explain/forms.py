@@ -36,6 +36,8 @@ _NESTED = 4
 _TELLING = 24
 """Characters of first words that no other message has, so that they count also where the rest was cut off."""
 _MOST_DIGITS = 24
+_POSITIVE = ("total_bytes", "usable_bytes", "need_bytes", "max_model_len", "max_num_seqs")
+"""What is divided by, and what no server can have none of: of a damaged text such a number is not kept."""
 _PLACE = re.compile(r"\{(\*|[a-z_0-9]+(?::[GMBw%])?)\}|(\[)|(\])")
 
 
@@ -230,8 +232,8 @@ def _told(one: Form, hit: Hit) -> Finding | None:
                 _put(numbers, place, text, unit)
         if broken:
             break
-    if not complete:
-        return None
+    if not complete or any(place.kind != "w" and place.name not in numbers for place in one.places[0][:1]):
+        return None  # its first number is what a message is known by
     rounded = any(isinstance(number, Printed) and number.give for number in numbers.values())
     return Finding(one.kind, hit.by.line(hit.place), hit.by.rank, numbers, words, rounded)
 
@@ -241,11 +243,13 @@ def _put(numbers: dict[str, int | float], place: Place, text: str, unit: str) ->
     if len(digits) > _MOST_DIGITS or not digits.strip("-"):
         return
     if place.kind in _SHIFTED or unit:
-        numbers[place.name] = Printed.of(digits, unit or _SHIFTED[place.kind])
+        number: int | float = Printed.of(digits, unit or _SHIFTED[place.kind])
     elif place.kind == "%":
-        numbers[place.name] = float(digits) / 100
+        number = float(digits) / 100
     else:
-        numbers[place.name] = float(digits) if "." in digits else int(digits)
+        number = float(digits) if "." in digits else int(digits)
+    if number >= 1 or place.name not in _POSITIVE:
+        numbers[place.name] = number
 
 
 def read_forms(texts: Iterable[Joined], forms: Sequence[Form]) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import tomllib
 from pathlib import Path
 
@@ -22,6 +23,7 @@ MEMORY = sorted((Path(__file__).parent / "pastes" / "memory").glob("*.txt"))
 TEXTS = [*(paste.text for paste in (*PASTES, *HEALTHY)), *(path.read_text() for path in MEMORY)]
 PIECES = [line for text in TEXTS for line in text.split("\n") if line]
 TRIGGERS = [one.trigger for one in FORMS]
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 NUMBERS = ["0", "-1", "1", "9" * 40, "1e99", "0.0", "-0.00", "nan", "1,2,3", "0.999999999999", "٣", "1.2.3", ""]
 
 
@@ -135,3 +137,13 @@ def test_a_scenario_of_any_settings_loads(
         path = Path(tmp_path_factory.mktemp("scenario")) / "told.toml"
         path.write_text(told.scenario, encoding="utf-8")
         Scenario.load(path)
+
+
+@pytest.mark.parametrize("number", ["0", "0.00", "0.01", "-1", "1" * 23, "9" * 25])
+def test_numbers_that_no_server_prints(number: str) -> None:
+    """In place of all, and of each in turn: nothing is divided by zero, and a message without its number is none."""
+    for text in TEXTS:
+        check(explain(_NUMBER.sub(number, text)))
+        places = [found.span() for found in _NUMBER.finditer(text)]
+        for begin, end in places[:: max(1, len(places) // 6)]:
+            check(explain(text[:begin] + number + text[end:]))
