@@ -123,7 +123,7 @@ CACHE = (
         "vLLM 0.27.1, v1/attention/backends/mla/triton_mla.py: FP8 from compute capability 8.9",
     ),
     Row(
-        *("latent_cuda", ("ada", "hopper"), ("vllm",), "kv_cache_dtype", True),
+        *("latent_cuda", ("ada", "hopper", "blackwell_rtx"), ("vllm",), "kv_cache_dtype", True),
         lambda use, kv: use.latent and kv in ("fp8_e5m2", *PER_TOKEN_HEAD),
         "{kv!r} for a latent cache (MLA): no backend reads it; use one of {left}",
         "latent 缓存（MLA）用 {kv!r}：没有后端支持；可用 {left}",

@@ -10,6 +10,7 @@
     ampere   compute capability 8.0, 8.6          yes    no    FlashAttention 2, FlashInfer, Triton
     ada      8.9                                  yes    yes   the same
     hopper   9.0                                  yes    yes   FlashAttention 3, FlashInfer, Triton
+    blackwell_rtx  12.0: RTX PRO and GeForce      yes    yes   FlashAttention 2, FlashInfer, Triton
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ FAMILIES: dict[str, Family] = {
     "ampere": Family("nvidia", "NVIDIA Ampere", True, False, (16,), "FlashAttention 2", _VLLM),
     "ada": Family("nvidia", "NVIDIA Ada", True, True, (16,), "FlashAttention 2", _VLLM),
     "hopper": Family("nvidia", "NVIDIA Hopper", True, True, (16,), "FlashAttention 3", _VLLM),
+    "blackwell_rtx": Family("nvidia", "NVIDIA RTX Blackwell", True, True, (16,), "FlashAttention 2", _VLLM),
 }
 """By the name that a device of the catalog gives as its ``family``."""
 

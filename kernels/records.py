@@ -304,7 +304,7 @@ class DeviceSpec:
     default_block_size: int = 16
     family: str = ""
     """Kind of its cores, by which the capability table goes: ``a2``, ``a3``, ``310p``, ``910a``, ``ampere``, ``ada``,
-    ``hopper``."""
+    ``hopper``, ``blackwell_rtx``."""
     runtime_names: tuple[str, ...] = ()
     """What the runtime and the vendor's tools call it: ``Ascend910B2``, ``NVIDIA H100 80GB HBM3``."""
     sources: dict[str, str] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from hbmtwin.kernels.weights import check_tensor_parallel, expert_bytes, head_by
 EIGHT_BIT_SPEEDUP = 1.2
 """FLOPs of matrices with 8-bit activations over those in 16 bit: 0.35 of an int8 peak that is twice the 16-bit one,
 against 0.58 for all of prefill; range 0.9 to 1.9, confidence L (two systems on Ascend, other work included)."""
-FP8_FAMILIES = frozenset({"ada", "hopper"})
+FP8_FAMILIES = frozenset({"ada", "hopper", "blackwell_rtx"})
 """Devices that multiply FP8; others unpack such weights to 16 bit."""
 
 

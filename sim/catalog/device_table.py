@@ -30,7 +30,7 @@ CONFIDENCE = {
 }
 """How far a figure can be trusted, by its letter."""
 
-FILES = ("devices_a2", "devices_ascend", "devices_ampere", "devices_ada_hopper")
+FILES = ("devices_a2", "devices_ascend", "devices_ampere", "devices_ada_hopper", "devices_blackwell")
 WORDS = ("vendor", "family", "runtime_names", "like")
 FIGURES = tuple(f.name for f in fields(DeviceSpec) if f.name not in (*WORDS, "name", "sources"))
 """The fields of a device that are numbers: each stands in the file with its source."""

@@ -47,7 +47,7 @@ def keys(family: str, model: ModelShape = MODEL, **settings: Any) -> list[str]:
 
 CASES: list[tuple[str, ModelShape, dict[str, Any], list[str]]] = [
     # a usual model on usual devices
-    *((family, MODEL, {"engine": "vllm"}, []) for family in ("ampere", "ada", "hopper")),
+    *((family, MODEL, {"engine": "vllm"}, []) for family in ("ampere", "ada", "hopper", "blackwell_rtx")),
     *((family, MODEL, {"engine": "vllm-ascend"}, []) for family in ("a2", "a3")),
     ("310p", MODEL, {"engine": "vllm-ascend", "dtype": "float16"}, []),
     ("310p", MODEL, {"engine": "vllm-ascend"}, ["(maybe_bf16)"]),
@@ -116,6 +116,7 @@ CASES: list[tuple[str, ModelShape, dict[str, Any], list[str]]] = [
     ("ampere", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8"}, ["latent_ampere"]),
     ("hopper", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8"}, []),
     ("ada", LATENT, {"engine": "vllm", "kv_cache_dtype": "int8_per_token_head"}, ["latent_cuda"]),
+    ("blackwell_rtx", LATENT, {"engine": "vllm", "kv_cache_dtype": "int8_per_token_head"}, ["latent_cuda"]),
     ("hopper", LATENT, {"engine": "vllm", "kv_cache_dtype": "fp8_e5m2"}, ["latent_cuda"]),
     (
         *("hopper", replace(MODEL, quantization=FP8), {"engine": "vllm", "kv_cache_dtype": "fp8_e5m2"}),

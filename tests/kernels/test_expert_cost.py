@@ -129,6 +129,7 @@ def test_prefill_in_w4a16_computes_as_in_16_bit() -> None:
         (W8A8, "ampere", EIGHT_BIT_SPEEDUP),
         (W8A8, "a2", EIGHT_BIT_SPEEDUP),
         (FP8, "hopper", EIGHT_BIT_SPEEDUP),
+        (FP8, "blackwell_rtx", EIGHT_BIT_SPEEDUP),
         (FP8, "ampere", 1.0),  # vLLM unpacks FP8 to 16 bit there
         (FP8, "a2", 1.0),
     ],

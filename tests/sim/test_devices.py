@@ -33,6 +33,8 @@ MEMORY_GIB = {
     "l40s": 44.40,
     "rtx-3090": 23.69,
     "rtx-4090": 23.64,
+    "rtx-pro-6000": 94.97,
+    "rtx-pro-6000-server": 94.97,
 }
 """What the runtime of each reports in all, as its messages print it."""
 
@@ -48,6 +50,8 @@ NOMINAL_GB = dict.fromkeys(devices(), 64) | {
     "l40s": 48,
     "rtx-3090": 24,
     "rtx-4090": 24,
+    "rtx-pro-6000": 96,
+    "rtx-pro-6000-server": 96,
 }
 
 
