@@ -16,7 +16,15 @@ from hbmtwin.cli.explain import explain
 from hbmtwin.cli.export import export
 from hbmtwin.cli.fit import FitCommand, fit
 from hbmtwin.cli.operations import replay, validate_allocator
-from hbmtwin.cli.process import INTERRUPTED, TERMINATED, Terminated, interrupted, open_closed_streams, sigterm_raises
+from hbmtwin.cli.process import (
+    INTERRUPTED,
+    TERMINATED,
+    Terminated,
+    interrupted,
+    open_closed_streams,
+    print_what_can_be_shown,
+    sigterm_raises,
+)
 from hbmtwin.cli.simulate import compare, run
 from hbmtwin.cli.start import catalog, init
 from hbmtwin.cli.workload import workload_app
@@ -49,6 +57,7 @@ workload_app.command()(generate)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never a traceback for a user's mistake."""
     open_closed_streams()
+    print_what_can_be_shown()
     try:
         with sigterm_raises():
             code = app(args=argv, prog_name="hbmtwin", standalone_mode=False)

@@ -64,6 +64,8 @@ def _file(path: Path) -> Decoded:
 
 
 def _standard_input() -> Decoded:
+    if sys.stdin is None:
+        raise UsageError("-: stdin is closed; name a file, or pipe a text into `hbmtwin explain -`")
     if sys.stdin.isatty():
         print("Paste the text here, then press Enter and Ctrl-D:", file=sys.stderr)
     return _read(sys.stdin.buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -34,6 +35,12 @@ def open_closed_streams() -> None:
                 os.close(nowhere)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
+
+
+def print_what_can_be_shown() -> None:
+    """Print a question mark for a letter that the terminal's encoding lacks, rather than fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @contextmanager

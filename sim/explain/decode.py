@@ -61,6 +61,8 @@ def read_limited(stream: IO[bytes]) -> Decoded:
     """Read *stream* to its end, or its two ends where it is longer than the limit. O(bytes), memory O(limit)."""
     half = LIMIT_BYTES // 2
     head = _read(stream, LIMIT_BYTES)
+    if len(head) == LIMIT_BYTES and decode(head).binary:
+        return decode(head)  # /dev/urandom has no end, and a core dump none that says anything
     rest = bytearray(head[half:])
     newlines = passed = 0
     while passed < PASSED_BYTES and (piece := stream.read(1 << 20)):

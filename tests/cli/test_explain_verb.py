@@ -214,3 +214,21 @@ def test_the_notebook_says_the_same_as_the_command_line(log: Path, capsys: pytes
     assert from_the_face is explain
     assert main(["explain", str(log), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == explain(REFUSED).to_dict()
+
+
+def test_a_stdin_that_the_caller_closed_is_exit_2(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    answer = shell("explain", "-")
+    assert answer.code == 2
+    assert "stdin is closed" in answer.err
+
+
+def test_a_terminal_without_chinese_letters_gets_question_marks_and_the_numbers(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
+    assert main(["explain", str(log), "--lang", "zh"]) == 0
+    text = raw.getvalue().decode("ascii")
+    assert "16.00 GiB" in text
+    assert "??" in text

@@ -166,3 +166,17 @@ def test_a_pipe_that_gives_its_bytes_in_pieces_is_read_to_its_end() -> None:
 
 def test_a_column_of_single_characters_becomes_few_lines() -> None:
     assert lines("a\n" * 5000) == [Line(1, " ".join("a" * 5000))]
+
+
+def test_binary_data_without_an_end_is_known_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(io.RawIOBase):
+        taken = 0
+
+        def read(self, size: int = -1) -> bytes:
+            self.taken += size
+            return (bytes(range(256)) * (size // 256 + 1))[:size]
+
+    monkeypatch.setattr(decoding, "LIMIT_BYTES", 1 << 16)
+    stream = Endless()
+    assert read_limited(stream).binary
+    assert stream.taken < 1 << 20
