@@ -27,7 +27,7 @@ class BackendUnavailable(RuntimeError):
 
 
 def kernels_for(backend: Backend, kind: Kind = "flash") -> AttentionKernels:
-    """The kernels of *backend*, unchecked: they believe their arguments. :func:`~.checked.checked` holds them to the rules.
+    """The kernels of *backend*, which believe their arguments: ``Checked`` of ``.checked`` holds them to the rules.
 
     Raises BackendUnavailable where torch, torch_npu or the device is missing, ValueError for a name that is none.
     """
@@ -56,8 +56,8 @@ def load(backend: Backend) -> Any:
         raise BackendUnavailable(f"{backend}: torch cannot be loaded ({broken}); {cure}") from broken
     if backend != "cpu" and not getattr(torch, backend).is_available():
         raise BackendUnavailable(
-            f"{backend}: torch {torch.__version__} sees no device of this kind; take another backend, or see whether the "
-            "driver and a torch built for it are installed"
+            f"{backend}: torch {torch.__version__} sees no device of this kind; take another backend, or see "
+            "whether its driver and a torch built for it are installed"
         )
     return torch
 
