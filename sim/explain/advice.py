@@ -237,6 +237,8 @@ def helps(failure: Failure, s: Situation) -> tuple[Said, ...]:
         said.append(Said.of(LESS_IN_FLIGHT, pending=format_size(failure.facts.pending_bytes)))
     if failure.finding.kind == "npu_workspace_oom" and s.task_queue != 1:
         said.append(Said.of(TASK_QUEUE))
+    if failure.mostly_others:
+        said += _tenants_advice(failure)
     if s.cause is Cause.EXTERNAL_FRAGMENTATION or (s.cause is None and len(failure.causes) > 1):
         said += _defragment(failure, s)
     if s.page_1g and failure.cached is not None and failure.asked is not None:
@@ -244,7 +246,7 @@ def helps(failure: Failure, s: Situation) -> tuple[Said, ...]:
         said.append(Said.of(WITHOUT_1G_PAGES, **values))
     if failure.mostly_outside:
         said.append(Said.of(FIND_HOLDER, tool=_tool(failure), outside=format_size(failure.outside or 0)))
-    if failure.facts.tenants_bytes > _WORTH_STOPPING * failure.facts.capacity_bytes:
+    if not failure.mostly_others and failure.facts.tenants_bytes > _WORTH_STOPPING * failure.facts.capacity_bytes:
         said += _tenants_advice(failure)
     if failure.finding.kind.endswith("driver_oom"):
         said += _driver_advice(failure, s)
@@ -255,7 +257,7 @@ def helps(failure: Failure, s: Situation) -> tuple[Said, ...]:
 
 def does_not_help(failure: Failure, s: Situation) -> tuple[Said, ...]:
     """Usual advice that would not have served the request, and why."""
-    asked, free, cached = failure.asked, failure.free, failure.cached
+    asked, free, cached = failure.asked, failure.servable, failure.cached
     if asked is not None and asked >= EXABYTE:
         return (Said.of(MEMORY_USELESS),)
     if s.cause is Cause.NEVER_FITS:
@@ -310,7 +312,7 @@ def _room(failure: Failure, s: Situation) -> list[Said]:
     if s.phase == "profile":
         return [Said.of(FEWER_TOKENS), Said.of(FEWER_SEQS), Said.of(SMALLER_WEIGHTS)]
     said: list[Said] = []
-    total, asked, free = failure.facts.capacity_bytes, failure.asked, failure.free
+    total, asked, free = failure.facts.capacity_bytes, failure.asked, failure.servable
     if total and asked is not None and free is not None:
         hundredths = max(1, math.ceil(100 * (asked.high - free.low) / total))
         if hundredths > _MOST_HUNDREDTHS:
@@ -347,7 +349,7 @@ def _driver_advice(failure: Failure, s: Situation) -> list[Said]:
 
 def _tenants_advice(failure: Failure) -> list[Said]:
     said: list[Said] = []
-    free, cached, total = failure.free or 0, failure.cached or 0, failure.facts.capacity_bytes
+    free, cached, total = failure.servable or 0, failure.cached or 0, failure.facts.capacity_bytes
     short = max(0, (failure.asked or 0) - free - cached)
     for tenant in failure.tenants[:_MOST_PROCESSES]:
         if tenant.pid and short:

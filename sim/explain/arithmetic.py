@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hbmtwin.allocators.caching.messages import format_size
-from hbmtwin.sim.explain.failure import EXABYTE, Failure
+from hbmtwin.sim.explain.failure import DRIVER_KEEPS_BYTES, EXABYTE, Failure
 from hbmtwin.sim.explain.printed import Printed, give_of, shown
 from hbmtwin.sim.phrases import Phrase, Said
 
@@ -72,6 +72,11 @@ FREE_SHORT = Phrase("{free} free < {asked}: {short} short", "空闲 {free} < {as
 FREE_ENOUGH = Phrase(
     "{free} are free at the driver >= {asked}: there was room when the message was written",
     "驱动空闲 {free} >= {asked}：打印报错时空间是够的",
+)
+KEPT = Phrase(
+    "{free} are free at the driver, and yet it refused {asked}: of a full device it keeps up to {most} for itself "
+    "(estimated)",
+    "驱动报告空闲 {free}，却拒绝了 {asked}：设备快满时驱动自留至多 {most}（估算）",
 )
 TOO_LARGE = Phrase(
     "{asked} > {limit}, all there is: it would not fit on an empty device",
@@ -172,6 +177,10 @@ def _comparison(failure: Failure, asked: Printed, free: Printed) -> list[Said]:
     """What was asked against what there was."""
     said: list[Said] = []
     allowed, left = failure.told("allowed_bytes"), free
+    if failure.servable is not None and failure.servable < free:
+        most = format_size(DRIVER_KEEPS_BYTES)
+        said.append(Said.of(KEPT, free=format_size(free), asked=format_size(asked), most=most))
+        left = free = failure.servable
     if allowed is not None and failure.cap_left is not None and failure.reserved is not None:
         cap = {"allowed": format_size(allowed), "reserved": format_size(failure.reserved)}
         said.append(Said.of(CAP, left=format_size(failure.cap_left), **cap))

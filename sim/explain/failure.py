@@ -32,6 +32,10 @@ expandable segments (vllm-ascend 5855). More than that belongs to somebody else;
 DRIVER_REST_BYTES = GIB
 """What no process is named for though all are listed: the driver's own, at most."""
 
+DRIVER_KEEPS_BYTES = 48 << 20
+"""What a driver reports as free on a full device and yet does not hand out: 32 MiB were refused beside 41.56 MiB free
+on a GPU of 4 GiB (MyGirlGPT 11), 18 MiB beside 20.04 MiB free on a 910B (MinerU); an estimate."""
+
 EXABYTE = 1 << 60
 
 MOST_NEIGHBOURS = 1_000
@@ -103,6 +107,8 @@ class Failure:
     """What the figures allow: one when they settle it, none when they do not tell enough."""
     asked: Printed | None
     free: Printed | None
+    servable: Printed | None
+    """Of what is free, what the driver would hand out: nothing where it refused although the little left was enough."""
     cached: Printed | None
     """Reserved and not allocated, without private pools."""
     reserved: Printed | None
@@ -128,6 +134,11 @@ class Failure:
         if self.outside is None or self.reserved is None or self.own is not None or self.tenants or self.taken_for_own:
             return False
         return self.outside.low > self.reserved.high
+
+    @property
+    def mostly_others(self) -> bool:
+        """Whether other processes hold more than half of the device."""
+        return 2 * self.facts.tenants_bytes > self.facts.capacity_bytes > 0
 
     def told(self, name: str) -> Printed | None:
         """A number of its message, None when it does not tell it."""
@@ -169,6 +180,9 @@ def failure_of(finding: Finding, around: Around) -> Failure:
     left = free
     if free is not None and allowed is not None:
         left = None if reserved is None else min(free, _minus(allowed, reserved), key=int)
+    servable = free
+    if free is not None and free < DRIVER_KEEPS_BYTES and asked is not None and _largest(asked, left) >= asked:
+        servable = left = Printed(0)
     cached = unallocated if private is None or unallocated is None else _plus(unallocated, private)
     if finding.kind == "npu_workspace_oom":  # no cached block can serve it
         cached = None
@@ -200,6 +214,7 @@ def failure_of(finding: Finding, around: Around) -> Failure:
         causes,
         asked,
         free,
+        servable,
         unallocated,
         reserved,
         outside,

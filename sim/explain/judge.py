@@ -71,6 +71,11 @@ FRAGMENTED_AND_FULL = Phrase(
     "be left",
     "显存碎片，而且设备本来就快满了：没有连续块，即使这次成功也只剩 {left}",
 )
+FULL_OF_OTHERS = Phrase(
+    "fragmentation on a device that is full anyway, mostly with what others hold: about {tenants} of {limit}; look for "
+    "them first",
+    "显存碎片，而且设备本来就快满了，大部分被其他进程占用：{limit} 中约 {tenants}；请先查看这些进程",
+)
 GRAPHS_KEEP = Phrase(
     "graphs keep what was missing: {private} lie free in their private pools, where ordinary tensors cannot use them",
     "所缺的显存在图的私有内存池里：那里空闲 {private}，普通张量不能使用",
@@ -221,6 +226,9 @@ def _said(failure: Failure, cause: Cause | None) -> Said:
         return Said.of(GRAPHS_KEEP, private=format_size(failure.told("private_free_bytes") or 0))
     left = facts.driver_free_bytes + facts.cached_free_bytes - facts.need_bytes
     if cause is Cause.EXTERNAL_FRAGMENTATION and left < NEARLY_FULL * facts.limit_bytes:
+        if failure.mostly_others:
+            tenants = format_size(facts.tenants_bytes)
+            return Said.of(FULL_OF_OTHERS, tenants=tenants, limit=format_size(facts.limit_bytes))
         return Said.of(FRAGMENTED_AND_FULL, left=format_size(max(0, left)))
     return Said.of(CAUSES[cause], **_tenants(failure, cause))
 

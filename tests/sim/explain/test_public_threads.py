@@ -85,3 +85,37 @@ def test_threads_of_gpus(
 ) -> None:
     (judgement,) = judged(CUDA.format(asked, total, free, allocated, unallocated))
     assert judgement.cause is cause, thread
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "said", "first_help"),
+    [
+        (
+            NPU.format("18.00 MiB", "60.97 GiB", "1.70 GiB", "1.70 GiB", "21.00 MiB", "1.82 GiB"),
+            Cause.EXTERNAL_FRAGMENTATION,
+            "mostly with what others hold: about 53.62 GiB of 60.97 GiB",
+            "see with npu-smi info which process holds about 53.62 GiB",
+        ),
+        (
+            CUDA.format("32.00 MiB", "4.00 GiB", "41.50 MiB", "3.48 GiB", "1.90 MiB"),
+            Cause.SHORTAGE,
+            "this process itself has filled the device",
+            "if this came after the KV cache was placed",
+        ),
+    ],
+)
+def test_the_last_megabytes_of_a_driver_are_no_room(text: str, cause: Cause, said: str, first_help: str) -> None:
+    """MinerU's and MyGirlGPT's threads: a little more was free than was asked for, on a device that was full. That no
+    rule of the allocator refused it shows in what helped there: another device, a smaller model."""
+    (judgement,) = judged(text)
+    assert judgement.cause is cause
+    assert said in judgement.said.text()
+    assert judgement.helps[0].text().startswith(first_help)
+    books = "\n".join(each.text() for each in judgement.arithmetic)
+    assert "of a full device it keeps up to 48.00 MiB for itself (estimated)" in books
+    assert "0 bytes free + " in books
+
+
+def test_more_than_the_last_megabytes_is_room() -> None:
+    (judgement,) = judged(CUDA.format("32.00 MiB", "4.00 GiB", "49.00 MiB", "3.48 GiB", "1.90 MiB"))
+    assert judgement.cause is Cause.ALLOCATOR_RULE
