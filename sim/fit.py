@@ -24,9 +24,10 @@ from hbmtwin.sim.engines.boot_lines import boot_lines
 from hbmtwin.sim.fit_advice import Advice, Advised, advise, cures
 from hbmtwin.sim.fit_kernels import findings_of, said
 from hbmtwin.sim.fit_options import FitOptions
+from hbmtwin.sim.fit_pairs import together
 from hbmtwin.sim.fit_question import ask
 from hbmtwin.sim.fit_report import Fit
-from hbmtwin.sim.fit_runnable import advise_runnable
+from hbmtwin.sim.fit_runnable import advise_runnable, runnable_with_memory
 from hbmtwin.sim.fit_warnings import warnings_of
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
 from hbmtwin.sim.phrases import Said
@@ -54,13 +55,24 @@ def fit(
     at_the_end = q.at_length(1) if asked.auto_length else q  # it would be shorter then
     known = (*map(said, findings), *budget.warnings)
     confirm = partial(_asked_again, options, known=known, must_run=True)
-    for_memory = confirm if refused is None else partial(_asked_again, options, known=known, must_run=False)
+    runnable: tuple[Advice, ...] = ()
+    advised = Advised((), ())
+    if refused is not None:
+        runnable = advise_runnable(q, asked.kernel_settings(), confirm)
+        if not budget.fits:
+            advised = advise(q, confirm=partial(_asked_again, options, known=known, must_run=False))
+        if not runnable:
+            advised = replace(advised, pairs=runnable_with_memory(q, asked.kernel_settings(), confirm))
+    elif not budget.fits:
+        advised = advise(q, confirm=confirm)
+        if not advised.helps:
+            advised = replace(advised, pairs=together(q, confirm))
     return Fit(
         question=q,
         budget=budget,
         arguments=asked.arguments,
-        advised=Advised((), ()) if budget.fits else advise(at_the_end, confirm=for_memory, pairs=refused is None),
-        runnable=advise_runnable(q, asked.kernel_settings(), confirm) if refused is not None else (),
+        advised=advised,
+        runnable=runnable,
         refused=refused,
         warnings=(
             *asked.notes,

@@ -31,7 +31,7 @@ from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion
 from hbmtwin.sim.budget_range import objection_at_the_bad_end
 from hbmtwin.sim.catalog.quantization import BY_NAME
-from hbmtwin.sim.engines import EngineArgs, rules_for, settings_of
+from hbmtwin.sim.engines import GIB, EngineArgs, rules_for, settings_of
 from hbmtwin.sim.fit_kernels import findings_of, smaller_kv, smaller_weights
 from hbmtwin.sim.fit_options import fraction_option
 from hbmtwin.sim.kv_layout import kv_layout
@@ -52,7 +52,6 @@ CHUNKED = Phrase("enable_chunked_prefill: prompts in chunks", "enable_chunked_pr
 EXPERTS = Phrase("enable_expert_parallel: whole experts on each rank", "enable_expert_parallel：专家并行")
 ON_DEVICE = Phrase("device {value}", "换用设备 {value}")
 EAGER = Phrase("enforce_eager: no graphs", "enforce_eager：不捕获图")
-BOTH = Phrase("{one} with {two}", "{one}，同时 {two}")
 NO_KEY = ("quantization", "enforce_eager", "num_speculative_tokens", "num_gpu_blocks_override")
 """Settings of a server that a scenario does not have."""
 ANY_ONE = "Any one of these would start: "
@@ -121,7 +120,7 @@ def starts_with_a_pool(q: BudgetQuestion) -> MemoryBudget | None:
 
 def cures(q: BudgetQuestion) -> str:
     """The single changes that make a run start, as one sentence; only those that a scenario has a key for."""
-    helps = advise(q, starts_with_a_pool, without=NO_KEY, pairs=False).helps
+    helps = advise(q, starts_with_a_pool, without=NO_KEY).helps
     return ANY_ONE + "; ".join(str(advice.change) for advice in helps) if helps else NONE_ALONE
 
 
@@ -135,19 +134,17 @@ def advise(
     confirm: Confirm = _as_it_is,
     *,
     without: Collection[str] = (),
-    pairs: bool = True,
 ) -> Advised:
     """Single changes of *q* that make it start, of each kind the smallest that is also confirmed.
 
-    *without*: names of what is not tried; *pairs*: whether two changes together are, where none helps alone. Some
-    hundred budgets, of 0.1 ms each.
+    *without*: names of what is not tried. Some hundred budgets, of 0.1 ms each.
     """
     helps: list[Advice] = []
     in_vain: list[str] = []
     for name, search in SEARCHES:
         name_of_it = ""
         for change, settings, other in search(q, starts) if name not in without else ():
-            name_of_it = fraction_option(q.rules.engine) if search is _utilization else name
+            name_of_it = next(iter(settings))
             if (advice := tried(change, settings, other, starts, confirm)) is not None:
                 helps.append(advice)
                 break
@@ -155,7 +152,7 @@ def advise(
             in_vain.append(name_of_it)
     helping = {name for advice in helps for name in advice.settings}
     vain = tuple(dict.fromkeys(name for name in in_vain if name and name not in helping))
-    return Advised(tuple(helps), vain, tuple(_pairs(q, starts, confirm)) if pairs and not helps else ())
+    return Advised(tuple(helps), vain)
 
 
 def tried(
@@ -164,26 +161,6 @@ def tried(
     """That change, where it starts and is confirmed."""
     budget = starts(other)
     return None if budget is None else confirm(Advice(change, settings, other, budget))
-
-
-def _pairs(q: BudgetQuestion, starts: Starts, confirm: Confirm) -> Iterator[Advice]:
-    """Ranks both ways, and ranks with smaller weights: of each the first that starts, by the number of devices."""
-    by_ranks = [(said, settings, other) for said, settings, other in _tensor_parallel(q, starts)]
-    for second in (_pipeline, _quantization):
-        both = [
-            (Said.of(BOTH, one=one, two=two), {**mine, **theirs}, other)
-            for one, mine, first in by_ranks
-            for two, theirs, other in second(first, starts)
-        ]
-        for said, settings, other in sorted(both, key=lambda found: _devices_of(found[2])):
-            if (advice := tried(said, settings, other, starts, confirm)) is not None:
-                yield advice
-                break
-
-
-def _devices_of(q: BudgetQuestion) -> tuple[int, int]:
-    """How many devices it takes; of as many, fewer stages come first."""
-    return q.ranks.tensor * q.ranks.pipeline, q.ranks.pipeline
 
 
 Change = tuple[Said, Mapping[str, Any], BudgetQuestion]
@@ -209,12 +186,12 @@ def _utilization(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     above, below = math.floor(now) + 1, math.ceil(now) - 1
     tries = []
     if above <= safe:
-        least = _largest(above - 1, safe, too_few) + 1
+        least = largest(above - 1, safe, too_few) + 1
         tries += [least, least + 1]  # one more for the block that a run needs besides
     if now > safe:
         tries.append(safe)
     if below >= 1:
-        tries.append(_largest(1, below, lambda n: too_few(n) or starts(at(n))))  # where it is too few, less is no help
+        tries.append(largest(1, below, lambda n: too_few(n) or starts(at(n))))  # where it is too few, less is no help
     for hundredths in tries:
         if hundredths <= max(safe, now):
             said, _, other = _set(q.rules.fraction_name, hundredths / 100, at(hundredths))
@@ -234,13 +211,23 @@ def _block_size(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
 
 
 def _overrides(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
-    """What stands in for the plan, and is too small: as much as one longest request needs."""
-    blocks = q.pool.request_blocks(q.max_model_len)
-    if q.num_gpu_blocks_override is not None and q.num_gpu_blocks_override < blocks:
-        yield _set("num_gpu_blocks_override", blocks, replace(q, num_gpu_blocks_override=blocks))
-    if q.kv_cache_memory_bytes is not None and q.kv_cache_memory_bytes < blocks * q.pool.block_bytes:
-        size = blocks * q.pool.block_bytes
-        yield _set("kv_cache_memory_bytes", size, replace(q, kv_cache_memory_bytes=size))
+    """What stands in for the plan: as much as one longest request needs where it is too little, else what has room."""
+    need, size = q.pool.request_blocks(q.max_model_len), q.pool.block_bytes
+    if (blocks := q.num_gpu_blocks_override) is not None:
+        given = replace(q, num_gpu_blocks_override=max(need, blocks))
+        most = largest(need, max(need, blocks), lambda n: starts(replace(given, num_gpu_blocks_override=n)))
+        yield _set("num_gpu_blocks_override", most, replace(given, num_gpu_blocks_override=most))
+    elif (room := q.kv_cache_memory_bytes) is not None:
+        given = replace(q, kv_cache_memory_bytes=max(need * size, room))
+        most = size * largest(
+            need, max(need, room // size), lambda n: starts(replace(given, kv_cache_memory_bytes=n * size))
+        )
+        if q.rules.engine != "mindie":
+            yield _set("kv_cache_memory_bytes", most, replace(given, kv_cache_memory_bytes=most))
+            return
+        gib = most * 100 // GIB / 100  # as it is typed
+        gib = gib if gib * GIB >= need * size else round(gib + 0.01, 2)
+        yield _set("npu_mem_size", gib, replace(given, kv_cache_memory_bytes=int(gib * GIB)))
 
 
 def _chunked(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
@@ -263,14 +250,14 @@ def _batched_tokens(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     low, high = max(LEAST_BATCHED_TOKENS, q.max_num_seqs), q.max_num_batched_tokens - 1
     if low > high or q.batch_rule is not None:  # whole prompts: a batch is no shorter than the longest
         return
-    found = _largest(low, high, lambda n: starts(replace(q, max_num_batched_tokens=n)))
+    found = largest(low, high, lambda n: starts(replace(q, max_num_batched_tokens=n)))
     tokens = max(low, found // 64 * 64)
     yield _set("max_num_batched_tokens", tokens, replace(q, max_num_batched_tokens=tokens))
 
 
 def _seqs(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     if q.max_num_seqs > 1:
-        seqs = _largest(1, q.max_num_seqs - 1, lambda n: starts(replace(q, max_num_seqs=n)))
+        seqs = largest(1, q.max_num_seqs - 1, lambda n: starts(replace(q, max_num_seqs=n)))
         yield _set("max_num_seqs", seqs, replace(q, max_num_seqs=seqs))
 
 
@@ -287,7 +274,7 @@ def _drafts(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
 def _length(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
     high = min(q.max_model_len - 1, q.model.max_position_embeddings)
     if high >= 1:
-        length = _largest(1, high, lambda n: starts(q.at_length(n)))
+        length = largest(1, high, lambda n: starts(q.at_length(n)))
         yield _set("max_model_len", length, q.at_length(length))
 
 
@@ -361,7 +348,7 @@ def _device(q: BudgetQuestion, starts: Starts) -> Iterator[Change]:
             yield Said.of(ON_DEVICE, value=device.name), settings, other
 
 
-def _largest(low: int, high: int, starts: Callable[[int], object]) -> int:
+def largest(low: int, high: int, starts: Callable[[int], object]) -> int:
     """The largest number with which it starts, if less asks for less; *low* where none does. O(log(high - low))."""
     while low < high:
         middle = (low + high + 1) // 2

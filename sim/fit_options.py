@@ -9,6 +9,7 @@ Of a scenario file the keys that are about memory count: its model, its device, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -113,6 +114,10 @@ LARGEST = 2**44
 """16 TiB, or as many tokens: beyond any device, and a slip of the unit lies there."""
 
 
+_A_VERSION = re.compile(r"\d|^(newest|latest|main|nightly)$")
+"""A release, or a word for the newest rules."""
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise FitError for a name that is not known, and for a number out of range."""
     for name, value in options.items():
@@ -124,6 +129,12 @@ def check_options(options: Mapping[str, Any]) -> None:
         least = 1 if name in AT_LEAST_ONE else 0 if name in AT_LEAST_ZERO else None
         if least is not None and not least <= value <= LARGEST:
             raise FitError(f"{flag(name)}: from {least} to {LARGEST}, not {value}")
+    gib = options.get("npu_mem_size", -1)
+    if gib != -1 and not 0 < gib <= LARGEST / 2**30:
+        raise FitError(f"{flag('npu_mem_size')}: GiB of KV, above 0, or -1 for automatic, not {gib:g}")
+    version = options.get("engine_version", "newest")
+    if not _A_VERSION.search(version):
+        raise FitError(f"{flag('engine_version')}: a release such as 0.18, or leave it out, not {version!r}")
     length = options.get("max_model_len", AUTO_LENGTH)
     if length != AUTO_LENGTH and not 1 <= length <= LARGEST:
         raise FitError(f"{flag('max_model_len')}: at least 1, or auto for as long as fits, not {length}")

@@ -196,8 +196,13 @@ class _Resolver:
         if not (self._has("model") or self._has("num_layers")):
             pp = 1  # bytes of a token are those of one rank, whatever it shares the model with
         data, expert = self._take("data_parallel_size", 1), self._take("enable_expert_parallel", False)
+        if expert and model.experts is None and self._has("model"):
+            raise FitError(
+                f"--enable-expert-parallel: {model.name} has no experts, and vLLM refuses it so; leave it out"
+            )
         check_tensor_parallel(model, tp, expert_ranks=Ranks(tp, pp, data, expert).of_whole_experts)
         settings = self._settings(model, device, rules, tp, pp)
+        self._check_batch(settings, rules.engine)
         layout = self._layout(model, tp)
         measured = {name: self._take(name) for name in Measured.__dataclass_fields__}
         kv_bytes, blocks = self._kv_cache_memory_bytes(), self._take("num_gpu_blocks_override")
@@ -220,7 +225,7 @@ class _Resolver:
             other_tenant_bytes=self._take("other_tenant_bytes", 0),
             sinks=self._told.get("sinks", (0,))[0],
             mamba_mode=self._mamba_mode(model),
-            layers=stage_layers(model.num_layers, pp, self._told.get("layer_partition", (None,))[0]),
+            layers=self._stages(model.num_layers, pp),
             data_parallel_size=data,
             enable_expert_parallel=expert,
             enforce_eager=settings.enforce_eager,
@@ -254,6 +259,31 @@ class _Resolver:
                 self._used[own] = Argument(own, value, origin)
         return settings
 
+    def _check_batch(self, settings: Settings, engine: str) -> None:
+        """Raise FitError for a batch that vLLM refuses before it looks at memory (``SchedulerConfig``)."""
+        batch, seqs, length = settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
+        if engine not in ("vllm", "vllm-ascend") or not self._given("max_num_batched_tokens"):
+            return
+        if self._given("max_num_seqs") and batch < seqs:
+            raise FitError(
+                f"--max-num-batched-tokens: {batch} is less than --max-num-seqs {seqs}, and {engine} refuses to start "
+                "so; raise it, or lower --max-num-seqs"
+            )
+        if (
+            not settings.enable_chunked_prefill
+            and batch < length
+            and self._told.get("max_model_len", (0,))[0] != AUTO_LENGTH
+        ):
+            raise FitError(
+                f"--max-num-batched-tokens: {batch} is less than --max-model-len {length}, and without chunked prefill "
+                f"{engine} refuses to start so; leave it out, or add --enable-chunked-prefill"
+            )
+
+    def _given(self, name: str) -> bool:
+        """Whether it was said here; in a scenario it may be another policy's."""
+        origin: str = self._told.get(name, (None, "default"))[1]
+        return origin == "given"
+
     def _mamba_mode(self, model: ModelShape) -> MambaMode:
         """A scenario's; else states are cached where prefix caching was asked for: with states it is off by itself."""
         asked_for: MambaMode = "all" if model.mamba and self._told.get("enable_prefix_caching", (False,))[0] else "none"
@@ -268,19 +298,28 @@ class _Resolver:
         value: int | None = self._take("kv_cache_memory_bytes")
         return value
 
+    def _stages(self, layers: int, stages: int) -> tuple[range, ...]:
+        try:
+            return stage_layers(layers, stages, self._told.get("layer_partition", (None,))[0])
+        except ValueError as error:
+            raise FitError(f"--pipeline-parallel-size: {error}") from None
+
     def _layout(self, model: ModelShape, tp: int) -> KVLayout:
         token_bytes = self._told.get("kv_bytes_per_token", (None,))[0]
         if token_bytes is not None and not self._has("model"):  # one tensor of that many bytes stands for all of them
             return KVLayout(num_layers=1, num_kv_heads=1, head_dim=token_bytes, dtype=KVDtype(8), v_head_dim=0)
         dtype = self._take("kv_cache_dtype", "auto")
-        return kv_layout(model, dtype=dtype, v_dtype=self._take("v_dtype"), tensor_parallel_size=tp)
+        try:
+            return kv_layout(model, dtype=dtype, v_dtype=self._take("v_dtype"), tensor_parallel_size=tp)
+        except ValueError as error:  # it names the setting of the layout
+            raise FitError(f"--kv-cache-dtype: {str(error).removeprefix('dtype: ')}") from None
 
 
 def longest(q: BudgetQuestion) -> BudgetQuestion:
-    """*q* with the longest ``max_model_len`` whose request the pool of *q* holds; *q* where not one token fits."""
+    """*q* with the longest ``max_model_len`` whose request the pool of *q* holds, which is at least one token."""
     budget = budget_of(q)
     tokens = q.pool.longest_request(budget.num_blocks, q.max_model_len)
-    return replace(q, max_model_len=tokens) if tokens else q
+    return replace(q, max_model_len=max(1, tokens))
 
 
 DTYPE_BYTES = {"auto": 0, "float16": 2, "bfloat16": 2, "float32": 4, "half": 2, "float": 4}

@@ -18,24 +18,53 @@ from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion
 from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
 from hbmtwin.sim.engines import rules_for
-from hbmtwin.sim.fit_advice import ON_DEVICE, QUANTISED, SET, Advice, Change, Confirm, starts_by_the_engine, tried
+from hbmtwin.sim.fit_advice import (
+    ON_DEVICE,
+    QUANTISED,
+    SET,
+    Advice,
+    Change,
+    Confirm,
+    advise,
+    starts_by_the_engine,
+    tried,
+)
 from hbmtwin.sim.fit_kernels import SMALLER_KV, findings_of
+from hbmtwin.sim.fit_pairs import both
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.phrases import Said
 
 
 def advise_runnable(q: BudgetQuestion, kernel_settings: Mapping[str, Any], confirm: Confirm) -> tuple[Advice, ...]:
     """One confirmed change of each kind that makes it run and start, where there is one. Some dozen budgets."""
-    helps = []
-    for search in (_kv_dtypes, _quantizations, _block_sizes, _devices):
-        for said, settings, other in search(q):
-            kernel = {**kernel_settings, **{k: v for k, v in settings.items() if k in ("kv_cache_dtype", "block_size")}}
-            if any(finding.refused for finding in findings_of(other, **kernel)):
-                continue
+    helps: list[Advice] = []
+    for search in KINDS:
+        for said, settings, other in _runnable(search(q), kernel_settings):
             if (advice := tried(said, settings, other, starts_by_the_engine, confirm)) is not None:
                 helps.append(advice)
                 break
     return tuple(helps)
+
+
+def runnable_with_memory(q: BudgetQuestion, kernel_settings: Mapping[str, Any], confirm: Confirm) -> tuple[Advice, ...]:
+    """Where no change both makes it run and gives it room: the first that makes it run, with each that gives room."""
+    for search in KINDS:
+        for said, settings, other in _runnable(search(q), kernel_settings):
+
+            def with_it(two: Advice, one: Change = (said, settings, other)) -> Advice | None:
+                return confirm(both(one, two))
+
+            if helps := advise(other, confirm=with_it).helps:
+                return helps
+    return ()
+
+
+def _runnable(changes: Iterator[Change], kernel_settings: Mapping[str, Any]) -> Iterator[Change]:
+    """Those that no row of the capability table refuses."""
+    for said, settings, other in changes:
+        kernel = {**kernel_settings, **{k: v for k, v in settings.items() if k in ("kv_cache_dtype", "block_size")}}
+        if not any(finding.refused for finding in findings_of(other, **kernel)):
+            yield said, settings, other
 
 
 def _kv_dtypes(q: BudgetQuestion) -> Iterator[Change]:
@@ -69,3 +98,6 @@ def _devices(q: BudgetQuestion) -> Iterator[Change]:
         if device.vendor == q.device.vendor:
             rules = rules_for(device, q.rules.engine, q.rules.version)
             yield Said.of(ON_DEVICE, value=device.name), {"device": device.name}, replace(q, device=device, rules=rules)
+
+
+KINDS = (_kv_dtypes, _quantizations, _block_sizes, _devices)

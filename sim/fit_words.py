@@ -175,6 +175,10 @@ NOTHING = Phrase(
     "No single change makes it start: take a smaller model, or more memory.",
     "任何单项改动都不足以启动：请换用更小的模型或更大的显存。",
 )
+NOTHING_RUNS = Phrase(
+    "No single change makes it run: take another model or another device.",
+    "任何单项改动都无法使其运行：请换用其他模型或其他设备。",
+)
 NOTE = Phrase("note: {text}", "提示：{text}")
 
 

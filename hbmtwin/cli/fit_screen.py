@@ -110,12 +110,12 @@ class FitScreen:
             return
         if fit.advice:
             self._changes(words.SMALLEST, fit.advice)
-        elif fit.advised.helps:  # no kernel runs it, and no single change helps both
-            self._changes(words.SMALLEST_FOR_MEMORY, fit.advised.helps)
         elif fit.advised.pairs:
             self._changes(words.TOGETHER, fit.advised.pairs)
+        elif fit.advised.helps:  # no kernel runs it, and no change helps both
+            self._changes(words.SMALLEST_FOR_MEMORY, fit.advised.helps)
         else:
-            self._say(words.NOTHING, "bold")
+            self._say(words.NOTHING_RUNS if fit.budget.fits else words.NOTHING, "bold")
         if fit.refused is None and fit.advised.helps and fit.advised.in_vain:
             self._say(Said.of(words.NOT_ALONE, names=", ".join(fit.advised.in_vain)), "dim")
 

@@ -186,8 +186,8 @@ def test_planted_an_advice_that_was_not_tried_is_caught(monkeypatch: pytest.Monk
 
 
 def test_planted_a_bisection_that_stops_one_short_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = fit_advice._largest
-    monkeypatch.setattr(fit_advice, "_largest", lambda low, high, ok: max(low, honest(low, high, ok) - 1))
+    honest = fit_advice.largest
+    monkeypatch.setattr(fit_advice, "largest", lambda low, high, ok: max(low, honest(low, high, ok) - 1))
     with pytest.raises(AssertionError):
         test_a_smaller_change_would_not_do(TOO_LONG)
 

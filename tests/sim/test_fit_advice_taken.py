@@ -148,6 +148,52 @@ def test_two_changes_that_no_kernel_runs_are_not_advised() -> None:
     assert answer.advised.pairs == answer.advice == ()
 
 
+def test_what_runs_only_with_another_cache_and_fits_only_with_less_is_told_both() -> None:
+    options: dict[str, Any] = {"model": "llama-3.1-8b", "device": "ascend-910b4", "kv_cache_dtype": "fp8"}
+    answer = fit(**options)
+    assert answer.advice == ()
+    first = answer.advised.pairs[0]
+    assert dict(first.settings) == {"kv_cache_dtype": "auto", "max_model_len": 96_256}
+    assert str(first.change) == "kv_cache_dtype auto with max_model_len 96256"
+    check(options, answer)
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ({"other_tenant_bytes": 29 * GIB}, {"other_tenant_bytes": 0, "max_model_len": 96_256}),
+        ({"kv_cache_memory_bytes": 100 * GIB}, {"kv_cache_memory_bytes": 14_864_613_376, "max_model_len": 113_408}),
+    ],
+)
+def test_room_and_a_shorter_request_together(flags: dict[str, Any], changes: dict[str, Any]) -> None:
+    options = {"model": "llama-3.1-8b", "device": "ascend-910b4", **flags}
+    answer = fit(**options)
+    assert answer.advice == ()
+    assert dict(answer.advised.pairs[0].settings) == changes
+    check(options, answer)
+    assert not fit(**{**options, **changes, "max_model_len": changes["max_model_len"] + 1}).fits
+
+
+@pytest.mark.parametrize(
+    ("flags", "change"),
+    [
+        ({"num_gpu_blocks_override": 1_000_000}, {"num_gpu_blocks_override": 886}),
+        ({"num_gpu_blocks_override": 31}, {"num_gpu_blocks_override": 32}),
+        ({"kv_cache_memory_bytes": 100 * GIB}, {"kv_cache_memory_bytes": 14_864_613_376}),
+        ({"engine": "mindie", "npu_mem_size": 0.1, "max_num_batched_tokens": 4096}, {"npu_mem_size": 0.5}),
+    ],
+)
+def test_what_stands_in_for_the_plan_is_told_as_it_is_typed(flags: dict[str, Any], change: dict[str, Any]) -> None:
+    options = {"model": "llama-3.1-8b", "device": "ascend-910b4", "max_model_len": 4096, **flags}
+    answer = fit(**options)
+    assert dict(answer.advice[0].settings) == change
+    check(options, answer)
+    (name, value), *_ = change.items()
+    step = {"num_gpu_blocks_override": 1, "kv_cache_memory_bytes": 16 << 20, "npu_mem_size": 0.01}[name]
+    further = value - step if flags[name] < value else value + step
+    assert not fit(**{**options, name: further}).fits
+
+
 def test_what_helps_one_way_is_not_said_to_help_no_way() -> None:
     old: FitOptions = {"gpu_memory_utilization": 0.9, "engine_version": "0.6", "max_model_len": 34_000}
     advised = fit("llama-3.1-8b", "rtx-3090", other_tenant_bytes=3 * GIB, **old).advised
