@@ -34,8 +34,6 @@ class PipelineCost:
     has no figures for a message between stages.
     """
 
-    basis = RooflineCost.basis
-
     def __init__(
         self,
         stages: Sequence[ModelShape],
@@ -46,6 +44,7 @@ class PipelineCost:
         attention: str = "flash",
     ) -> None:
         tp = tensor_parallel_size
+        self.basis = device.basis
         self.stages = tuple(
             RooflineCost(stage, device, tensor_parallel_size=tp, kv_token_bytes=size, attention=attention)
             for stage, size in zip(stages, kv_token_bytes, strict=True)

@@ -309,6 +309,13 @@ class DeviceSpec:
     """What the runtime and the vendor's tools call it: ``Ascend910B2``, ``NVIDIA H100 80GB HBM3``."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each figure comes from, by field name, with its range or confidence."""
+    profile: str = ""
+    """The calibration profile whose figures it has (:mod:`hbmtwin.kernels.profile`); empty: none."""
+
+    @property
+    def basis(self) -> str:
+        """How far times that are worked out from it can be trusted: what is printed beside each."""
+        return f"calibrated on {self.name}, profile {self.profile}" if self.profile else "default, uncalibrated"
 
 
 class BatchShape(NamedTuple):
@@ -336,7 +343,7 @@ class CostModel(Protocol):
     """Time of a step in integer nanoseconds; a leap is the exact sum of its steps."""
 
     basis: str
-    """``default, uncalibrated`` or ``calibrated on <device>``: printed beside every time."""
+    """``default, uncalibrated`` or ``calibrated on <device>, profile <name>``: printed beside every time."""
 
     def steps(self, b: BatchShape) -> StepTimes:
         """Times of steps of this batch in a row; of one that prefills only the first one means anything."""

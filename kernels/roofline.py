@@ -39,8 +39,6 @@ class RooflineCost:
     a split or a tensor-parallel size without figures.
     """
 
-    basis = "default, uncalibrated"
-
     def __init__(
         self,
         model: ModelShape,
@@ -56,6 +54,7 @@ class RooflineCost:
             raise ValueError(f"no cost model of attention {attention!r}; there are: {', '.join(ATTENTION)}")
         if kv_token_bytes < 1:
             raise ValueError(f"kv_token_bytes must be at least 1, not {kv_token_bytes}")
+        self.basis = device.basis
         layers = model.num_blocks / 2  # overheads are those of layers with a mixer and an MLP
         bandwidth = device.memory_bandwidth_bytes_per_s * device.weight_bandwidth_efficiency
         flops_per_s = device.peak_flops_per_s * device.prefill_flops_efficiency * _speedup(model, device)

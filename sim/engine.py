@@ -150,6 +150,8 @@ class Engine:
             leap = self._leap(plan, decodes, batch, start, changed)
             waiting = scheduler.num_waiting  # rows within the leap stand before the arrival that may cut it
             end = leap.end_of(leap.steps)
+            if self.config.validity is not None:
+                self.config.validity.count(batch, leap.steps)
             yield Last(env, end - start)
             self._finish_leap(plan, decodes, leap, start, end, waiting)
             start = end

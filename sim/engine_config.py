@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from hbmtwin.sim.calibration import ValidityWatch
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -27,6 +29,8 @@ class EngineConfig:
     max_concurrency: int | None = None
     """Most requests in the server; the others wait at their clients."""
     step_mode: bool = False
+    validity: ValidityWatch | None = None
+    """Counts steps outside of what a calibration profile was measured for; None: there is none."""
 
 
 class Progress(NamedTuple):

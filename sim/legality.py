@@ -46,7 +46,6 @@ def check(scenario: Scenario) -> None:
     _named_by_users(scenario)
     _known("kv_cache.policy", scenario.kv_cache.policy, kv_policies, named_by_users())
     _known("scheduler.policy", scenario.scheduler.policy, schedulers)
-    _later(scenario)
     _check_rules(scenario)
     general = device_allocators.get(scenario.memory.general)
     if "region" in general.features:
@@ -327,12 +326,6 @@ def _check_samples(scenario: Scenario) -> None:
             "scheduler.preemption_mode: recompute is for single sequences, v0 stops where a prompt has several "
             "samples; use auto or swap"
         )
-
-
-def _later(scenario: Scenario) -> None:
-    """Settings of the design that a later release brings are refused by name."""
-    if (profile := scenario.calibration.profile) is not None:
-        raise ScenarioError(f"calibration.profile: {profile!r} is not in this release; leave it out")
 
 
 def _known(key: str, name: str, registry: Registry[Any], names: list[str] | None = None) -> None:

@@ -10,6 +10,7 @@ from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_layers, stage_shapes
 from hbmtwin.kernels.weights import check_tensor_parallel
 from hbmtwin.sim import catalog
+from hbmtwin.sim.calibration import calibrated, profile_of
 from hbmtwin.sim.kv_layout import kernel_notes, kv_layout, kv_refusal
 from hbmtwin.sim.legality import COUNT_BLOCKS
 from hbmtwin.sim.model_windows import block_retention
@@ -22,8 +23,9 @@ IN_BLOCKS = ("paged", "radix")
 
 
 def device_of(scenario: Scenario) -> DeviceSpec:
-    """The device, with the memory that the scenario gives it. Raise CatalogError."""
-    device = catalog.device(scenario.device.name)
+    """The device, with the memory that the scenario gives it and the figures of its profile. Raise CatalogError, and
+    ScenarioError for a profile of another device or one that cannot be read."""
+    device = calibrated(profile_of(scenario), catalog.device(scenario.device.name))
     if scenario.device.memory_bytes is None:
         return device
     return replace(device, memory_bytes=scenario.device.memory_bytes)

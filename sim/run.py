@@ -14,6 +14,7 @@ from typing import Any
 from hbmtwin.kernels.records import CostModel
 from hbmtwin.sim import legality
 from hbmtwin.sim.books import Books
+from hbmtwin.sim.calibration import ValidityWatch
 from hbmtwin.sim.engine import Engine
 from hbmtwin.sim.engine_config import EngineConfig, Progress
 from hbmtwin.sim.model_states import state_block_size
@@ -75,6 +76,7 @@ class Twin:
                 keeps_parked="park" in self.kv.offers,
                 max_concurrency=s.workload.max_concurrency,
                 step_mode=step_mode or not self._may_leap(),
+                validity=None if plan.profile is None else ValidityWatch(plan.profile, plan.model),
             ),
             self.source,
             self.scheduler,

@@ -27,6 +27,7 @@ from hbmtwin.sim.workload_presets import context_notes
 def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
     """The result of a run that has ended. O(rows of its tables)."""
     scenario, recorder, source, scheduler = plan.scenario, engine.recorder, engine.source, engine.scheduler
+    validity = engine.config.validity
     timeline, requests = recorder.timeline(), recorder.requests()
     steps = recorder.steps()
     gaps = None if steps is None else token_gaps(requests, steps, padded=pads_batches(scenario))
@@ -60,6 +61,7 @@ def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
             "simulated_output_tokens": int(requests["output_tokens"].sum()),
             "stages": stage_rows(plan.budget),
             "basis": engine.cost.basis,
+            "calibration": None if validity is None else validity.summary(),
             "seed": scenario.seed,
             "version": version("hbmtwin"),
             "notes": [
@@ -68,6 +70,7 @@ def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
                 *device_notes(scenario, plan.model, plan.device),
                 *matrix_notes(plan.model),
                 *pipeline_notes(scenario, plan.budget),
+                *(() if validity is None else validity.notes()),
                 *batch_notes(scenario, plan.max_model_len),
                 *context_notes(scenario.workload.preset, source, plan.longest_request),
                 *window_notes(scenario, plan.model, plan.kept_model),

@@ -76,6 +76,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 FILES = ("workload.trace", "workload.model", "workload.multi_turn")
 """Keys that name files of traffic."""
+PROFILE = "calibration.profile"
+"""Names a file, or a profile that comes along."""
+
+
+def is_profile_file(profile: str) -> bool:
+    """Whether ``calibration.profile`` names a file, and not a profile that comes along."""
+    return profile.endswith(".json")
+
 
 _GOVERNED = frozenset(key for preset in PRESETS.values() for key in preset)
 
@@ -112,13 +120,13 @@ class Scenario(Section):
 
         Without *path* the defaults stand. A *preset* given here wins over the file's, and its keys over the file's
         keys. It stays named in the scenario only while every key of it stands, so that a saved scenario reads back as
-        itself. A relative path of :data:`FILES` in a file is relative to that file, in an override to
+        itself. A relative path of :data:`FILES` and of a profile in a file is relative to that file, in an override to
         the working directory.
         """
         keys = dict(_flatten(_read(path))) if path is not None else {}
-        for key in FILES:
+        for key in (*FILES, PROFILE):
             if path is not None and isinstance(file := keys.get(key), str) and file:
-                keys[key] = str(path.parent / file)
+                keys[key] = str(path.parent / file) if key != PROFILE or is_profile_file(file) else file
         sets = dict(_parse_override(text) for text in overrides)
         wanted = sets.pop("kv_cache.preset", None)
         if None not in (wanted, preset) and wanted != preset:
@@ -191,6 +199,8 @@ class Scenario(Section):
         for section, _, name in (key.partition(".") for key in FILES):
             if name in tree[section]:
                 tree[section][name] = os.path.abspath(tree[section][name])
+        if (profile := self.calibration.profile) is not None and is_profile_file(profile):
+            tree["calibration"]["profile"] = os.path.abspath(profile)
         return tomli_w.dumps(tree)
 
 

@@ -395,4 +395,9 @@ class ResultsSection(Section):
 class CalibrationSection(Section):
     """Where the cost model's coefficients come from."""
 
-    profile: str | None = Field(None, description="calibration profile; none: default coefficients, uncalibrated")
+    profile: str | None = Field(
+        None,
+        min_length=1,
+        description="file that `hbmtwin calibrate` writes, or the name of a profile that comes along; none: default "
+        "coefficients, uncalibrated",
+    )

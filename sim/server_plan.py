@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hbmtwin.kernels.records import CostModel
 from hbmtwin.kernels.stages import stage_shapes
 from hbmtwin.sim import catalog, legality
+from hbmtwin.sim.calibration import profile_of
 from hbmtwin.sim.fit import memory_budget
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
 from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget
@@ -37,6 +40,8 @@ class ServerPlan:
         self.scenario = scenario
         self.model = catalog.model(scenario.model.name)
         self.device = device_of(scenario)
+        self.profile = profile_of(scenario)
+        """Where figures of the device come from that were measured; None: all are the catalog's."""
         self.max_model_len = max_model_len_of(scenario, self.model)
         self.longest_request = longest_request_of(scenario, self.max_model_len)
         self.max_num_batched_tokens = max_num_batched_tokens_of(scenario, self.max_model_len)
@@ -90,6 +95,9 @@ class ServerPlan:
 
     def _budget(self) -> MemoryBudget:
         s = self.scenario
+        measured: Mapping[str, int] = {} if self.profile is None else self.profile.memory
+        if s.memory.activation_bytes is not None:
+            measured = {**measured, "activation_bytes": s.memory.activation_bytes}
         return memory_budget(
             self.kept_model,
             self.device,
@@ -104,5 +112,7 @@ class ServerPlan:
             layer_partition=s.engine.layer_partition,
             block_size=self.block_size,
             other_tenant_bytes=s.device.other_tenant_bytes,
-            activation_bytes=s.memory.activation_bytes,
+            activation_bytes=measured.get("activation_bytes"),
+            non_torch_bytes=measured.get("non_torch_bytes"),
+            graph_bytes=measured.get("graph_bytes"),
         )

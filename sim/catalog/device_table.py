@@ -32,7 +32,7 @@ CONFIDENCE = {
 
 FILES = ("devices_a2", "devices_ascend", "devices_ampere", "devices_ada_hopper", "devices_blackwell")
 WORDS = ("vendor", "family", "runtime_names", "like")
-FIGURES = tuple(f.name for f in fields(DeviceSpec) if f.name not in (*WORDS, "name", "sources"))
+FIGURES = tuple(f.name for f in fields(DeviceSpec) if f.name not in (*WORDS, "name", "sources", "profile"))
 """The fields of a device that are numbers: each stands in the file with its source."""
 
 

@@ -76,7 +76,6 @@ ILLEGAL: list[tuple[list[str], str]] = [
         "engine.task_queue_enable: 2 takes workspaces from torch_npu's workspace allocator, which memory.general = "
         "'direct' does not have; use 1, or memory.general = 'caching'",
     ),
-    (["calibration.profile=a.json"], "calibration.profile: 'a.json' is not in this release; leave it out"),
     (
         ["session.between_turns=prefix_cache"],
         "session.between_turns: prefix_cache needs kv_cache.policy = 'paged' or 'radix' with "

@@ -1,0 +1,293 @@
+"""A calibration profile: figures of a device's cost model that were measured, where they hold, and how well they fit.
+
+::
+
+    {"format": 1, "name": "cpu-epyc-2", "device": "cpu", "made": "2026-11-30", "source": "hbmtwin bench kernels ...",
+     "coefficients": {"kv_bandwidth_efficiency": {"value": 0.4, "low": 0.35, "high": 0.46,
+                                                  "residual_percent": 6.1, "points": 24, "confidence": "H"}, ...},
+     "memory": {"context_bytes": 536870912},
+     "validity": {"decode_count": [1, 32], "kv_read_tokens": [128, 65536], ...},
+     "cross_validated_percent": 7.4}
+
+A coefficient is a field of :class:`DeviceSpec` and takes its place; what a profile does not have stays the device's
+own. A validity range says of a quantity what was measured: a batch outside of it is answered all the same, and told. A
+file is somebody else's: whatever is in it is checked, and refused with the file and the key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hbmtwin.kernels.records import BatchShape, DeviceSpec, ModelShape
+
+FORMAT = 1
+MAX_FILE_BYTES = 1 << 20
+MAX_TEXT = 400
+
+_EFFICIENCY, _PER_SECOND, _NS = (1e-6, 100.0), (1e3, 1e18), (0, 10**12)
+COEFFICIENTS: Mapping[str, tuple[float, float]] = {
+    "memory_bandwidth_bytes_per_s": _PER_SECOND,
+    "peak_flops_per_s": (1e3, 1e21),
+    "weight_bandwidth_efficiency": _EFFICIENCY,
+    "kv_bandwidth_efficiency": _EFFICIENCY,
+    "prefill_flops_efficiency": _EFFICIENCY,
+    "attention_launch_ns": _NS,
+    "layer_overhead_ns": _NS,
+    "step_overhead_ns": _NS,
+    "host_step_ns": _NS,
+    "host_layer_ns": _NS,
+    "driver_call_ns": _NS,
+    "sync_ns": _NS,
+    "host_bandwidth_bytes_per_s": _PER_SECOND,
+    "link_bandwidth_bytes_per_s": _PER_SECOND,
+    "send_ns": _NS,
+    "send_bandwidth_bytes_per_s": _PER_SECOND,
+}
+"""Fields of a device that a profile may set, and what they may be. An efficiency may be above 1: of a CPU whose cache
+is faster than its memory."""
+MEMORY = ("context_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes")
+"""Bytes of one rank that were measured, in the words of the memory budget."""
+BATCH_QUANTITIES = ("step_tokens", "prefill_tokens", "prefill_context_tokens", "decode_count", "kv_read_tokens")
+"""Of a step: tokens computed; of them in prompts; the longest context that a prompt goes on from, its new tokens among
+it; sequences that decode; tokens that these read."""
+MODEL_QUANTITIES = ("num_layers", "hidden_size", "head_dim", "num_attention_heads", "num_kv_heads", "dtype_bytes")
+"""Of a model, by the names of :class:`ModelShape`."""
+CONFIDENCE = ("H", "M", "L")
+MAX_BYTES, MAX_QUANTITY = 1 << 50, 1 << 60
+_INTEGERS = frozenset(f.name for f in fields(DeviceSpec) if f.name.endswith("_ns"))
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be used: the file, the key, what is wrong, and the cure."""
+
+
+class Coefficient(NamedTuple):
+    """One fitted figure."""
+
+    value: float
+    low: float
+    high: float
+    residual_percent: float
+    """Median of what the fit leaves of the points that it goes by, in percent of what was measured."""
+    points: int
+    confidence: str
+    """``H``, ``M`` or ``L``, as in the catalog."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What was measured on a device. Raise ProfileError where a value makes no sense."""
+
+    name: str
+    device: str
+    made: str
+    """When, in the words of whoever made it: nothing here reads a clock."""
+    source: str
+    """From what: a benchmark and its grid, or an engine's log."""
+    coefficients: Mapping[str, Coefficient]
+    memory: Mapping[str, int] = field(default_factory=dict)
+    validity: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    cross_validated_percent: float | None = None
+    """Mean absolute error on points that were held back, fold by fold; None: not cross-validated."""
+
+    def __post_init__(self) -> None:
+        for where, wrong in _objections(self):
+            raise ProfileError(f"{where}: {wrong}")
+
+    def applied_to(self, device: DeviceSpec) -> DeviceSpec:
+        """*device* with what was measured in place of its own figures, and their sources. O(fields).
+
+        Raise ProfileError for another device than it was made on.
+        """
+        if device.name != self.device:
+            raise ProfileError(f"profile {self.name} was made on {self.device}, not on {device.name}; take one of it")
+        values: dict[str, Any] = {
+            key: round(c.value) if key in _INTEGERS else float(c.value) for key, c in self.coefficients.items()
+        }
+        sources = {
+            key: f"calibrated: profile {self.name}, residual {c.residual_percent:.1f} % (confidence {c.confidence}, "
+            f"range {c.low:g}..{c.high:g})"
+            for key, c in self.coefficients.items()
+        }
+        if (context := self.memory.get("context_bytes")) is not None:
+            values["context_bytes"] = context
+            sources["context_bytes"] = f"calibrated: profile {self.name}"
+        return replace(device, **values, sources={**device.sources, **sources}, profile=self.name)
+
+    def to_json(self) -> str:
+        """The text of its file: what :func:`read_profile` reads."""
+        tree = asdict(self)
+        tree["coefficients"] = {key: c._asdict() for key, c in self.coefficients.items()}
+        tree["validity"] = {key: list(span) for key, span in self.validity.items()}
+        return json.dumps({"format": FORMAT, **tree}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def outside(profile: Profile, quantities: Mapping[str, float]) -> tuple[str, ...]:
+    """Names of those *quantities* that lie outside of what was measured; nothing is known of a name that it has not."""
+    return tuple(
+        key
+        for key, value in quantities.items()
+        if (span := profile.validity.get(key)) is not None and not span[0] <= value <= span[1]
+    )
+
+
+def batch_quantities(b: BatchShape) -> dict[str, float]:
+    """Those of a batch's first step; what it has not (a prompt, a decode) is left out. O(prompts)."""
+    found: dict[str, float] = {"step_tokens": b.tokens}
+    if b.prefill:
+        found["prefill_tokens"] = sum(new for new, _ in b.prefill)
+        found["prefill_context_tokens"] = max(new + context for new, context in b.prefill)
+    if b.decode_count:
+        found["decode_count"] = b.decode_count
+        found["kv_read_tokens"] = b.kv_read_tokens
+    return found
+
+
+def model_quantities(model: ModelShape) -> dict[str, float]:
+    """Those of a model."""
+    return {key: getattr(model, key) for key in MODEL_QUANTITIES}
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile of a file. Raise ProfileError for whatever is not one, with the file and the key; OSError."""
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    return parse_profile(data, str(path))
+
+
+def parse_profile(data: bytes, where: str) -> Profile:
+    """The same of its bytes; *where* is how errors call it."""
+    if len(data) > MAX_FILE_BYTES:
+        raise ProfileError(f"{where}: more than {MAX_FILE_BYTES:,} bytes, which no profile has")
+    try:
+        tree = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_no_key_twice)
+        return _profile_of(_Table(tree, ""))
+    except (ValueError, OverflowError, RecursionError) as error:
+        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+            said = f"not JSON: {error}"
+        raise ProfileError(f"{where}: {said}; `hbmtwin calibrate` writes profiles") from None
+
+
+class _Table:
+    """A JSON object whose keys are taken one by one; any that is left was unknown."""
+
+    def __init__(self, tree: object, path: str) -> None:
+        self.path = path
+        if not isinstance(tree, dict):
+            raise ProfileError(f"{path or 'the file'}: an object is wanted, not {_short(tree)}")
+        self._left = dict(tree)
+
+    def take(self, key: str, *kinds: type, default: Any = ...) -> Any:
+        if key not in self._left:
+            if default is ...:
+                raise ProfileError(f"{self.path}{key}: missing")
+            return default
+        value = self._left.pop(key)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise ProfileError(f"{self.path}{key}: {_short(value)} is not of the right kind")
+        return value
+
+    def table(self, key: str, *, optional: bool = False) -> _Table:
+        return _Table(self.take(key, dict, default={} if optional else ...), f"{self.path}{key}.")
+
+    def names(self) -> list[str]:
+        return list(self._left)
+
+    def end(self) -> None:
+        if self._left:
+            raise ProfileError(f"{self.path}{_short(next(iter(self._left)))}: unknown key")
+
+
+def _profile_of(root: _Table) -> Profile:
+    if (version := root.take("format", int)) != FORMAT:
+        raise ProfileError(f"format: {version} is not {FORMAT}, the only one there is")
+    texts = {key: root.take(key, str) for key in ("name", "device", "made", "source")}
+    coefficients, memory, validity = (
+        root.table("coefficients"),
+        root.table("memory", optional=True),
+        root.table("validity", optional=True),
+    )
+    found = {}
+    for key in coefficients.names():
+        one = coefficients.table(key)
+        value, low, high, residual = (one.take(name, int, float) for name in Coefficient._fields[:4])
+        found[key] = Coefficient(value, low, high, residual, one.take("points", int), one.take("confidence", str))
+        one.end()
+    spans = {}
+    for key in validity.names():
+        span = validity.take(key, list)
+        if len(span) != 2 or not all(_is_number(end) for end in span):
+            raise ProfileError(f"validity.{_short(key)}: two numbers, [low, high], are wanted, not {_short(span)}")
+        spans[key] = (span[0], span[1])
+    made = Profile(
+        **texts,
+        coefficients=found,
+        memory={key: memory.take(key, int) for key in memory.names()},
+        validity=spans,
+        cross_validated_percent=root.take("cross_validated_percent", int, float, type(None), default=None),
+    )
+    root.end()
+    return made
+
+
+def _objections(p: Profile) -> Iterator[tuple[str, str]]:
+    """What is wrong with a profile, by key."""
+    for key in ("name", "device", "made", "source"):
+        text = getattr(p, key)
+        if not text.strip() or len(text) > MAX_TEXT or not text.isprintable():
+            yield key, f"1 to {MAX_TEXT} printable characters are wanted, not {_short(text)}"
+    if not p.coefficients:
+        yield "coefficients", "empty: there is nothing to apply"
+    for key, c in p.coefficients.items():
+        where = f"coefficients.{_short(key)}"
+        if key not in COEFFICIENTS:
+            yield where, f"not a figure that is calibrated; known: {', '.join(COEFFICIENTS)}"
+            continue
+        low, high = COEFFICIENTS[key]
+        if not low <= c.low <= c.value <= c.high <= high:
+            yield where, f"{c.low:g} <= {c.value:g} <= {c.high:g} does not hold, or is not within {low:g}..{high:g}"
+        if not 0 <= c.residual_percent <= 1e6 or not 1 <= c.points <= 10**9:
+            yield where, f"residual_percent {c.residual_percent:g} or points {c.points} makes no sense"
+        if c.confidence not in CONFIDENCE:
+            yield f"{where}.confidence", f"{_short(c.confidence)} is none of {', '.join(CONFIDENCE)}"
+    for key, size in p.memory.items():
+        if key not in MEMORY:
+            yield f"memory.{_short(key)}", f"unknown key; known: {', '.join(MEMORY)}"
+        elif not 0 <= size <= MAX_BYTES:
+            yield f"memory.{key}", f"{size} is no number of bytes of a device"
+    for key, (low, high) in p.validity.items():
+        if key not in BATCH_QUANTITIES + MODEL_QUANTITIES:
+            yield f"validity.{_short(key)}", f"unknown; known: {', '.join(BATCH_QUANTITIES + MODEL_QUANTITIES)}"
+        elif not 0 <= low <= high <= MAX_QUANTITY:
+            yield f"validity.{key}", f"[{low:g}, {high:g}] is no range of a quantity"
+    error = p.cross_validated_percent
+    if error is not None and not 0 <= error <= 1e6:
+        yield "cross_validated_percent", f"{error:g} makes no sense"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _no_number(text: str) -> float:
+    raise ProfileError(f"{text} is not a number")
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise ProfileError(f"{_short(twice)}: given twice")
+    return tree
+
+
+def _short(value: object) -> str:
+    text = repr(value) if not isinstance(value, str) or not value.isidentifier() else value
+    return text if len(text) <= 60 else f"{text[:57]}..."
