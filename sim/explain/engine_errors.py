@@ -97,6 +97,11 @@ VLLM_ERRORS = (
         "Sequence group {request:w} is preempted by PreemptionMode.{mode:w} mode because there is not enough KV cache "
         "space{*}total_cumulative_preemption_cnt={preemptions}",
     ),
+    form(
+        "preempted",
+        "Sequence group {request:w} is preempted by PreemptionMode.{mode:w} mode because there is not enough KV cache "
+        "space{*}total_num_cumulative_preemption={preemptions}",
+    ),
     form("swap_full", "Aborted due to the lack of CPU swap space"),
     form(
         "metrics",

@@ -131,7 +131,7 @@ def served(findings: Sequence[Finding], server: Server) -> list[Judgement]:
     metrics = [*by_kind.get("metrics", ()), *by_kind.get("sglang_batch", ())]
     retracts = by_kind.get("sglang_retract", [])
     slots = by_kind.get("sglang_out_of_slots", [])
-    peak = max(metrics, key=lambda finding: finding.numbers.get("kv_usage", 0.0), default=None)
+    peak = max(metrics, key=_used, default=None)
     told = _usage(peak, server) if peak is not None else []
     if count := _preemptions(by_kind):
         first = (by_kind.get("preempted") or [f for f in metrics if f.numbers.get("preemptions")])[0]
@@ -142,7 +142,7 @@ def served(findings: Sequence[Finding], server: Server) -> list[Judgement]:
         count = sum(int(finding.numbers.get("retracted", 1)) for finding in retracts)
         said = Said.of(RETRACTS, count=Count(count))
         found.append(_short(retracts[0], said, told, [Said.of(FEWER_SGLANG)], server))
-    if not found and peak is not None and peak.numbers.get("kv_usage", 0.0) >= FULL and peak.numbers.get("waiting"):
+    if not found and peak is not None and _used(peak) >= FULL and peak.numbers.get("waiting"):
         usage, waiting = _percent(peak), Count(int(peak.numbers["waiting"]))
         said = Said.of(QUEUES, usage=usage, waiting=waiting)
         found.append(_short(peak, said, told, _less(peak, server), server))
@@ -153,7 +153,7 @@ def served(findings: Sequence[Finding], server: Server) -> list[Judgement]:
 def healthy(findings: Sequence[Finding]) -> Said | None:
     """What is said of a running engine that lacks nothing; None where no line of one was pasted."""
     metrics = [f for f in findings if f.kind in ("metrics", "sglang_batch")]
-    peak = max(metrics, key=lambda finding: finding.numbers.get("kv_usage", 0.0), default=None)
+    peak = max(metrics, key=_used, default=None)
     if peak is None:
         return None
     waiting = max(int(finding.numbers.get("waiting", 0)) for finding in metrics)
@@ -167,12 +167,19 @@ def _preemptions(by_kind: dict[str, list[Finding]]) -> int:
     return max(since_start, default=0) or sum(in_intervals)
 
 
+def _used(finding: Finding) -> float:
+    """How full the fullest of its pools is: hybrid models have one more, for windows or for states."""
+    return max(finding.numbers.get(name, 0.0) for name in ("kv_usage", "swa_usage", "state_usage"))
+
+
 def _percent(finding: Finding) -> str:
-    return f"{100 * finding.numbers.get('kv_usage', 0.0):.1f} %"
+    return f"{100 * _used(finding):.1f} %"
 
 
 def _usage(peak: Finding, server: Server) -> list[Said]:
-    """The books of the fullest line."""
+    """The books of the fullest line; nothing of one that was cut off before them."""
+    if "running" not in peak.numbers or "kv_usage" not in peak.numbers:
+        return []
     running, waiting = int(peak.numbers.get("running", 0)), int(peak.numbers.get("waiting", 0))
     usage = _percent(peak)
     lines = [Said.of(USAGE, running=Count(running), waiting=Count(waiting), usage=usage)]

@@ -21,6 +21,7 @@ from hbmtwin.sim.explain.clean import clean
 from hbmtwin.sim.explain.continuing import doubts, fit_command, fit_options, scenario_toml, tried
 from hbmtwin.sim.explain.decode import Decoded, decode
 from hbmtwin.sim.explain.engine_errors import VLLM_ERRORS
+from hbmtwin.sim.explain.engine_names import in_words_of
 from hbmtwin.sim.explain.engine_run import healthy, served
 from hbmtwin.sim.explain.engine_start import START, nothing_left
 from hbmtwin.sim.explain.explanation import (
@@ -133,6 +134,7 @@ def _judgements(findings: Sequence[Finding], server: Server) -> list[Judgement]:
     if negative and not found:
         found.append(nothing_left(negative[0], server))
     found += [*judge(findings), *served(findings, server)]
+    found = in_words_of(server.engine, found)
     return sorted(found, key=lambda judgement: (judgement.cause is None, judgement.line in warned))
 
 

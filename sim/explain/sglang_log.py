@@ -76,12 +76,20 @@ SGLANG = (
         engine="sglang",
     ),
     form("sglang_unbalanced", "The memory capacity is unbalanced. Some GPUs may be occupied by other processes"),
-    form(
-        "sglang_batch",
-        "Decode batch{*}#running-req: {running}, #token: {held_tokens}, token usage: {kv_usage},{*}#queue-req: "
-        "{waiting}",
-        reach=500,
-        engine="sglang",
+    *(
+        form(
+            "sglang_batch",
+            f"Decode batch{{*}}#running-req: {{running}}, {pools},{{*}}#queue-req: {{waiting}}",
+            reach=500,
+            engine="sglang",
+        )
+        for pools in (
+            "#token: {held_tokens}, token usage: {kv_usage}",
+            "#full token: {held_tokens}, full token usage: {kv_usage}",
+            "#full token: {held_tokens}, full token usage: {kv_usage}, #swa token: {swa_tokens}, swa token usage: "
+            "{swa_usage}",
+            "#full token: {held_tokens}, full token usage: {kv_usage}, mamba num: {states}, mamba usage: {state_usage}",
+        )
     ),
 )
 
