@@ -51,6 +51,15 @@ TENANT_ESTIMATE = Phrase(
     "one server holds {most} outside of PyTorch at most, so at least {bytes} belong to somebody else (estimated)",
     "单个服务在 PyTorch 之外最多占约 {most}，因此至少 {bytes} 属于其他进程（估算）",
 )
+TENANT_REST = Phrase(
+    "{rest} of the device are named by nobody; a driver keeps {most} at most, so at least {bytes} belong to somebody "
+    "else (estimated)",
+    "设备上有 {rest} 没有归属；驱动自身最多约占 {most}，因此至少 {bytes} 属于其他进程（估算）",
+)
+SPILLED = Phrase(
+    "{reserved} reserved > {total} of the device: at least {over} lie in host memory, which Windows' driver lends",
+    "预留 {reserved} 超过设备总量 {total}：至少 {over} 落在主机内存（Windows 驱动的共享显存）",
+)
 CAP = Phrase(
     "a memory fraction allows {allowed}; {reserved} are reserved, so {left} are left under it",
     "显存比例上限 {allowed}，已预留 {reserved}，上限之内只剩 {left}",
@@ -146,6 +155,9 @@ def _device(failure: Failure) -> list[Said]:
         said.append(Said.of(PRIVATE, private=format_size(private)))
     if failure.facts.pending_bytes:
         said.append(Said.of(PENDING, pending=format_size(failure.facts.pending_bytes)))
+    if reserved is not None and reserved.low > total.high:
+        values = {"reserved": format_size(reserved), "total": format_size(total)}
+        return [*said, Said.of(SPILLED, over=format_size(reserved.low - total.high), **values)]
     if failure.own is not None and reserved is not None:
         beside = format_size(max(0, failure.own - reserved))
         said.append(Said.of(OWN, own=format_size(failure.own), beside=beside))
@@ -160,6 +172,8 @@ def _others(failure: Failure, outside: Printed | None) -> list[Said]:
     if failure.tenants_estimated:
         rest = failure.tenants[0].bytes
         most = format_size((outside.low if outside is not None else rest) - rest)
+        if failure.own is not None and outside is not None:
+            return [Said.of(TENANT_REST, rest=format_size(outside.low), most=most, bytes=format_size(rest))]
         return [Said.of(TENANT_ESTIMATE, most=most, bytes=format_size(rest))]
     own = failure.taken_for_own
     said = [Said.of(TAKEN_FOR_OWN, pid=own.pid, bytes=format_size(own.bytes))] if own is not None else []

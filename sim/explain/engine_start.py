@@ -82,6 +82,15 @@ def too_long_in_tokens(finding: Finding, server: Server) -> Judgement:
         arithmetic.append(Said.of(words.NEED_LESS_HAVE, need=Size(need), have=Size(have), short=Size(need - have)))
         facts = pool_facts(max(need, have + 1), have)
     else:
+        if tokens > 0:
+            ratio = f"{length / tokens:.2f}"
+            helps.append(Said.of(words.MORE_TOKENS, length=Count(length), tokens=Count(tokens), ratio=ratio))
+        if server.engine == "vllm-ascend":
+            not_enough.append(Said.of(words.FP8_KV_ASCEND))
+        elif 0 < length <= 2 * tokens and not server.words.get("kv_cache_dtype", "").startswith("fp8"):
+            helps.append(Said.of(words.FP8_TOKENS, tokens=Count(2 * tokens)))
+        helps.append(Said.of(words.TAKE_LESS))
+        not_enough.append(Said.of(EXPANDABLE))
         facts = pool_facts(length, tokens)  # both in tokens: only their order matters
     return _start(finding, facts, said, [*arithmetic, *plan(server)], helps, not_enough)
 

@@ -70,6 +70,15 @@ TOKENS_SHORT = Phrase(
 )
 MOST_OF_IT = Phrase("{share} of the request would fit", "这条请求只放得下 {share}")
 
+MORE_TOKENS = Phrase(
+    "gpu_memory_utilization higher, where other processes leave room: {length} tokens in place of {tokens} take "
+    "{ratio} times the memory for KV",
+    "若卡上还有余量，调高 gpu_memory_utilization：从 {tokens} 增加到 {length} 个 token 需要 {ratio} 倍的 KV 显存",
+)
+FP8_TOKENS = Phrase(
+    "kv_cache_dtype fp8, where the device has it: half the bytes a token, about {tokens} tokens",
+    "设备支持时用 kv_cache_dtype fp8：每 token 字节减半，约可容纳 {tokens} 个 token",
+)
 SHORTER = Phrase(
     "max_model_len {length}: the longest that fits (the engine says so itself)",
     "max_model_len {length}：能放下的最长长度（引擎自己给出）",

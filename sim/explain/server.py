@@ -119,6 +119,10 @@ def server_of(findings: Sequence[Finding], text: str) -> Server:
         default="",
     )
     numbers |= by_rank.get(rank, {})
+    last = max((finding.line for finding in findings if finding.kind.startswith("boot_")), default=0)
+    for finding in findings:  # of two starts in one text it is the one that failed
+        if finding.kind.startswith("error_") and finding.line > last:
+            numbers |= finding.numbers
     engine = words.get("engine", "")
     ascend = engine in ("", "vllm") and (any(word in text for word in _ASCEND) or bool(_ASCEND_WORKER.search(text)))
     if engine == "vllm-ascend" or (ascend and (engine or _is_server(findings))):
@@ -132,8 +136,9 @@ def server_of(findings: Sequence[Finding], text: str) -> Server:
         numbers["total_bytes"] = total
     for name, size in _parallel(findings).items():
         numbers.setdefault(name, size)
+    vendor = _vendor(findings)
     model = words.get("model", "")
-    device, guessed = _device(findings, engine, numbers.get("total_bytes"))
+    device, guessed = _device(findings, engine, vendor, numbers.get("total_bytes"))
     if device and not guessed:  # what its runtime reports, where the text has no figure of its own
         numbers.setdefault("total_bytes", catalog.device(device).memory_bytes)
     version = words.get("version", "")
@@ -186,8 +191,15 @@ def _listed_total(findings: Sequence[Finding]) -> int | None:
     return totals.pop() if len(totals) == 1 else None
 
 
-def _device(findings: Sequence[Finding], engine: str, total: int | float | None) -> tuple[str, bool]:
-    """A device of the catalog by the name that a tool gives it, else by its total; whether it was only guessed."""
+def _vendor(findings: Sequence[Finding]) -> str:
+    """Whose device the messages of allocators are about; empty where there are none, or of several."""
+    families = {finding.words["family"] for finding in findings if "family" in finding.words}
+    return {"CUDA": "nvidia", "NPU": "ascend"}.get(families.pop(), "other") if len(families) == 1 else ""
+
+
+def _device(findings: Sequence[Finding], engine: str, vendor: str, total: int | float | None) -> tuple[str, bool]:
+    """A device of the catalog by the name that a tool gives it, else by its total and vendor; whether it was only
+    guessed."""
     named = [
         device
         for finding in findings
@@ -196,7 +208,8 @@ def _device(findings: Sequence[Finding], engine: str, total: int | float | None)
     ]
     if total is None:
         return (named[0], len(set(named)) > 1) if named else ("", False)
-    wanted = [name for name in (*named, *catalog.devices()) if _near(name, engine, total)]
+    known = [name for name in catalog.devices() if vendor in ("", catalog.device(name).vendor)]
+    wanted = [name for name in (*named, *known) if _near(name, engine, total)]
     fits = [name for name in wanted if name in named] or wanted
     closest = sorted(set(fits), key=lambda name: (abs(catalog.device(name).memory_bytes - total), name))
     return (closest[0], len(closest) > 1) if closest else ("", False)

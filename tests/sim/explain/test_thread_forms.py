@@ -69,3 +69,67 @@ def test_preemptions_are_counted_by_the_words_of_each_release(counted: str) -> N
         f"because there is not enough KV cache space. This can affect the end-to-end performance. {counted}\n"
     )
     assert "(37 so far)" in str(told.verdict)
+
+
+def test_of_two_starts_in_one_text_the_failed_one_counts() -> None:
+    """The room and the length of the one that started stood in the fit command of the one that did not."""
+    told = explain(
+        "with 50000\nAvailable KV cache memory: 12.00 GiB\nGPU KV cache size: 262,144 tokens\n"
+        "Maximum concurrency for 50,000 tokens per request: 5.24x\nand with 200000\n"
+        "ValueError: To serve at least one request with the models's max seq len (200000), (9.16 GiB KV cache is needed"
+        ", which is larger than the available KV cache memory (6.00 GiB). Based on the available memory, the estimated "
+        "maximum model length is 131072. Try increasing\n"
+    )
+    assert "--max-model-len 200000 --kv-bytes-per-token 49152 --available-kv-bytes 6442450944" in told.fit_command
+
+
+def test_a_start_after_the_failed_one_counts() -> None:
+    told = explain(
+        "ValueError: To serve at least one request with the models's max seq len (200000), (9.16 GiB KV cache is needed"
+        ", which is larger than the available KV cache memory (6.00 GiB). Based on\nretried with 50000\n"
+        "Available KV cache memory: 12.00 GiB\nGPU KV cache size: 262,144 tokens\n"
+        "Maximum concurrency for 50,000 tokens per request: 5.24x\n"
+    )
+    assert told.server.numbers["max_model_len"] == 50_000
+
+
+@pytest.mark.parametrize(
+    ("message", "device"),
+    [
+        ("HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 61.27 GiB", ""),
+        ("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 61.27 GiB total capacity", "ascend-910c"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB", "a100-80gb"),
+    ],
+)
+def test_the_device_is_guessed_among_those_of_the_allocators_vendor(message: str, device: str) -> None:
+    assert explain(message).server.device == device
+
+
+def test_a_length_in_tokens_is_advised_in_tokens() -> None:
+    told = explain(
+        "ValueError: The model's max seq len (9216) is larger than the maximum number of tokens that can be stored in "
+        "KV cache (6144). Try increasing `gpu_memory_utilization` or\n"
+    )
+    assert "9,216 tokens in place of 6,144 take 1.50 times the memory for KV" in helps(told)
+    assert "kv_cache_dtype fp8, where the device has it: half the bytes a token, about 12,288 tokens" in helps(told)
+    assert "nothing is fragmented" in useless(told)
+
+
+def test_more_reserved_than_the_device_has_lies_in_host_memory() -> None:
+    told = explain(
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of "
+        "8.00 GiB of which 0 bytes is free. Of the allocated memory 9.50 GiB is allocated by PyTorch, and 0.50 GiB is "
+        "reserved by PyTorch but unallocated.\n"
+    )
+    assert "10.00 GiB reserved > 8.00 GiB of the device: at least 1.98 GiB lie in host memory" in books(told)
+    assert "outside of it" not in books(told)
+
+
+def test_what_no_process_is_named_for_is_not_called_the_servers() -> None:
+    told = explain(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 24.00 "
+        "GiB of which 1.00 GiB is free. Including non-PyTorch memory, this process has 20.00 GiB memory in use. Of the "
+        "allocated memory 18.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    assert "2.98 GiB of the device are named by nobody; a driver keeps 1024.00 MiB at most" in books(told)
+    assert "one server holds" not in books(told)
