@@ -44,6 +44,8 @@ class AttentionCost:
         make, tp = ATTENTION[kind], tensor_parallel_size
         self.launch_ticks = ticks(device.attention_launch_ns * layers)
         """Per kind of call in a step, prefill and decode apart."""
+        self.sequence_ticks = ticks(device.attention_sequence_ns * layers)
+        """Per sequence of a call."""
         self._window = model.window
         self._full = make(model, device, tp, full_bytes, full) if full else None
         self._windowed = make(model, device, tp, window_bytes, windowed) if windowed else None
@@ -167,4 +169,5 @@ def _read_ticks(size: int, device: DeviceSpec) -> int:
 
 
 def _flops_ticks(flops: int, device: DeviceSpec) -> int:
-    return ticks(flops / (device.peak_flops_per_s * device.prefill_flops_efficiency) * 1e9)
+    efficiency = device.attention_flops_efficiency or device.prefill_flops_efficiency
+    return ticks(flops / (device.peak_flops_per_s * efficiency) * 1e9)

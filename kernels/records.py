@@ -309,6 +309,13 @@ class DeviceSpec:
     """What the runtime and the vendor's tools call it: ``Ascend910B2``, ``NVIDIA H100 80GB HBM3``."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each figure comes from, by field name, with its range or confidence."""
+    matmul_overlap: float = 1.0
+    """Share of the shorter of streaming weights and of their FLOPs that hides behind the longer: 1 on a device that
+    loads while it computes, less where a core does one after the other."""
+    attention_flops_efficiency: float = 0.0
+    """Of attention's own products in prefill; 0: as ``prefill_flops_efficiency``."""
+    attention_sequence_ns: int = 0
+    """Per layer and sequence of an attention call: of kernels that take the sequences one by one."""
     profile: str = ""
     """The calibration profile whose figures it has (:mod:`hbmtwin.kernels.profile`); empty: none."""
 

@@ -15,6 +15,8 @@ from hbmtwin.kernels.weights import check_tensor_parallel, expert_bytes, head_by
 EIGHT_BIT_SPEEDUP = 1.2
 """FLOPs of matrices with 8-bit activations over those in 16 bit: 0.35 of an int8 peak that is twice the 16-bit one,
 against 0.58 for all of prefill; range 0.9 to 1.9, confidence L (two systems on Ascend, other work included)."""
+SERIAL_ONE = 1 << 20
+"""Of the fixed point of the share that a device does not overlap."""
 FP8_FAMILIES = frozenset({"ada", "hopper", "blackwell_rtx"})
 """Devices that multiply FP8; others unpack such weights to 16 bit."""
 
@@ -26,8 +28,9 @@ class RooflineCost:
 
     - a fixed part per step and per layer;
     - the matrices: the longer of streaming the weights once and of their FLOPs (2 per weight and token; the head works
-      for one row a sequence). Of routed experts those count that the batch reads (:mod:`hbmtwin.kernels.expert_cost`)
-      and that a token passes; quantised weights are read as they are stored;
+      for one row a sequence), and of the shorter what a device does not overlap (``matmul_overlap``). Of routed
+      experts those count that the batch reads (:mod:`hbmtwin.kernels.expert_cost`) and that a token passes; quantised
+      weights are read as they are stored;
     - attention: launches, KV read by decode, prefill (:mod:`hbmtwin.kernels.attention_cost`);
     - states of Mamba-2 layers: launches, reading and writing, prefill (:mod:`hbmtwin.kernels.mamba_cost`);
     - an all-reduce behind every attention, mixer and MLP: a latency, and the bytes over the link as a ring sends them.
@@ -77,7 +80,9 @@ class RooflineCost:
         self._read, self._window_read = self.attention.decode_token_ticks, self.attention.window_token_ticks
         self._fixed = self.step_ticks + ticks(device.layer_overhead_ns * layers) + allreduce + self._launch
         self._token_row = self._token + self._row
-        self._sequence = self._allreduce_token + self.mamba.sequence_ticks
+        self._row_sequence = self.attention.sequence_ticks + self.mamba.sequence_ticks
+        self._sequence = self._allreduce_token + self._row_sequence
+        self._serial = round((1 - device.matmul_overlap) * SERIAL_ONE)
         self._host_decode = max(TICKS_PER_NS, ticks(device.host_step_ns))
         self._host_prefill = max(self._host_decode, ticks(device.host_layer_ns * layers))
 
@@ -103,6 +108,8 @@ class RooflineCost:
         device = self._fixed + count * self._sequence
         streamed = self._weights if self._experts is None else self._weights + self._experts.stream_ticks(count)
         device += matrices if matrices > streamed else streamed
+        if self._serial:
+            device += (streamed if matrices > streamed else matrices) * self._serial // SERIAL_ONE
         device += read * self._read + window_read * self._window_read
         rise = growth * self._read + window_growth * self._window_read
         return self._host_decode, device, rise
@@ -128,8 +135,9 @@ class RooflineCost:
             attention += self.attention.prefill_ticks(new, context)
         tokens, rows = count + prompts, count + len(prefill)
         streamed = self._weights if self._experts is None else self._weights + self._experts.stream_ticks(tokens)
-        total = self._fixed + max(streamed, tokens * self._token + rows * self._row)
-        total += tokens * self._allreduce_token + rows * self.mamba.sequence_ticks
+        matrices = tokens * self._token + rows * self._row
+        total = self._fixed + max(streamed, matrices) + min(streamed, matrices) * self._serial // SERIAL_ONE
+        total += tokens * self._allreduce_token + rows * self._row_sequence
         total += prompts * self.mamba.prefill_token_ticks
         if count:
             total += self._launch + read * self._read + window_read * self._window_read

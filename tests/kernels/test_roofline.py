@@ -63,6 +63,10 @@ models_of_cost = st.sampled_from(
         cost(YOUTU_2B, A100, attention="standard"),
         cost(GEMMA_9B),
         cost(GEMMA_9B, A100, attention="standard"),
+        cost(
+            GEMMA_9B,
+            replace(A100, matmul_overlap=0.3, attention_flops_efficiency=0.2, attention_sequence_ns=5_000),
+        ),
     ]
 )
 
@@ -75,6 +79,25 @@ def test_it_is_a_cost_model_and_says_how_far_to_trust_it() -> None:
 @given(models_of_cost, batches, st.integers(0, 120))
 def test_a_leap_is_exactly_the_sum_of_its_steps(model: RooflineCost, b: BatchShape, k: int) -> None:
     assert model.steps(b).total_ns(k) == sum(model.steps(later(b, i)).first_ns for i in range(k))
+
+
+def test_what_only_a_profile_sets_adds_what_its_words_say() -> None:
+    """In plain floats: the shorter of weights and FLOPs by what does not overlap, a time per sequence and layer, and
+    attention's products at their own share of the peak."""
+    b, prompt = decode(64, 1000), BatchShape(((512, 1536),))
+    own = {"matmul_overlap": 0.25, "attention_sequence_ns": 3_000, "attention_flops_efficiency": 0.31}
+    plain, measured = cost(LLAMA_8B, A100), cost(LLAMA_8B, replace(A100, **own))
+    weights = 2 * (32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336) + 4096 * 128256 + 65 * 4096)
+    streamed = weights / (A100.memory_bandwidth_bytes_per_s * A100.weight_bandwidth_efficiency) * 1e9
+    flops_per_s = A100.peak_flops_per_s * A100.prefill_flops_efficiency
+    multiplied = weights * 64 / flops_per_s * 1e9
+    more = measured.steps(b).first_ns - plain.steps(b).first_ns
+    assert more == pytest.approx(0.75 * min(streamed, multiplied) + 64 * 32 * 3_000, rel=1e-3)
+    pairs = 512 * 1536 + 512 * 513 // 2
+    attended = 4 * 32 * 128 * 32 * pairs / A100.peak_flops_per_s * 1e9
+    slower = attended * (1 / 0.31 - 1 / A100.prefill_flops_efficiency)
+    more = measured.steps(prompt).first_ns - plain.steps(prompt).first_ns
+    assert more == pytest.approx(0.75 * streamed + slower + 32 * 3_000, rel=1e-3)
 
 
 def test_leaps_that_multiply_or_that_floor_once_are_caught() -> None:
