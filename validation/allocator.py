@@ -83,7 +83,7 @@ class Report:
                     "operations": case.operations,
                     "ooms": case.ooms,
                     "counters": case.counters,
-                    "difference": None if case.difference is None else _difference_dict(case.difference),
+                    "difference": None if case.difference is None else difference_dict(case.difference),
                 }
                 for case in self.cases
             ],
@@ -199,7 +199,8 @@ def _with_states(difference: Difference, case: Case, backend: Backend) -> Differ
     return replace(difference, before_ours=before[0], before_real=before[1], after_ours=after[0], after_real=after[1])
 
 
-def _difference_dict(d: Difference) -> dict[str, Any]:
+def difference_dict(d: Difference) -> dict[str, Any]:
+    """A difference as JSON values."""
     return {
         "operation": d.operation,
         "op": None if d.op is None else dict(zip(d.op._fields[:5], d.op[:5], strict=True)),

@@ -27,6 +27,7 @@ from hbmtwin.cli.process import (
 )
 from hbmtwin.cli.simulate import compare, run
 from hbmtwin.cli.start import catalog, init
+from hbmtwin.cli.validate_run import validate_run
 from hbmtwin.cli.workload import workload_app
 from hbmtwin.cli.workload_model import generate, learn
 
@@ -49,6 +50,7 @@ app.command()(replay)
 validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args_is_help=True)
 app.add_typer(validate_app, name="validate")
 validate_app.command("allocator")(validate_allocator)
+validate_app.command("run")(validate_run)
 app.add_typer(workload_app, name="workload")
 workload_app.command()(learn)
 workload_app.command()(generate)

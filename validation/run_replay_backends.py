@@ -1,0 +1,105 @@
+"""Which part of a run each backend can do again, and doing it.
+
+::
+
+    backend    allocator                                  attention kernels
+    emulated   the real torch_npu on an emulated driver   -          there is no device to compute on
+    cpu        -          a CPU's torch has none          torch's flash kernel
+    npu, cuda  the real one of the device                 the device's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from hbmtwin.sim.scenario import Scenario
+from hbmtwin.sim.server_plan import ServerPlan
+from hbmtwin.validation.allocator import Backend, EmulatedBackend
+from hbmtwin.validation.device import DeviceBackend
+from hbmtwin.validation.emulated import EmulatedNpu
+from hbmtwin.validation.run_replay import MemoryReplay, Setup, replay_memory, set_up
+from hbmtwin.validation.run_replay_kernels import MAX_STEPS, KernelReplay, NoKernels, replay_kernels
+from hbmtwin.validation.run_replay_report import RunReplay
+from hbmtwin.validation.run_replay_source import MAX_OPERATIONS, RecordedRun, load_run
+
+BackendName = Literal["emulated", "cpu", "cuda", "npu"]
+
+NO_KERNELS = (
+    "The emulated driver computes nothing: no kernel was run and no time measured. --backend cpu times attention."
+)
+NO_MEMORY = (
+    "A CPU has no caching allocator to ask, so memory was not replayed. --backend emulated asks the real torch_npu."
+)
+
+
+def replay_run(
+    directory: Path,
+    backend: BackendName,
+    *,
+    max_operations: int = MAX_OPERATIONS,
+    max_steps: int = MAX_STEPS,
+    done: Callable[[str], None] | None = None,
+    memory_backend: Backend | None = None,
+) -> RunReplay:
+    """Do a finished run again, as far as *backend* can.
+
+    *memory_backend* stands in for the backend's real allocator, in tests. Raise ResultError, NotReplayable, NoKernels,
+    ReplayError, what a scenario raises that cannot be planned, and EmulatorUnavailable, DeviceUnavailable,
+    BackendUnavailable or WorkerDied where the real thing is not there.
+    """
+    run = load_run(directory, trace=backend != "cpu", max_operations=max_operations)
+    memory: MemoryReplay | None = None
+    kernels: KernelReplay | None = None
+    memory_absent = kernels_absent = ""
+    if backend == "cpu":
+        memory_absent = NO_MEMORY
+        kernels = replay_kernels(run, ServerPlan(run.scenario), "cpu", max_steps=max_steps, done=done)
+    else:
+        setup = set_up(run, backend)
+        memory = _memory(run, backend, setup, memory_backend)
+        if backend == "emulated":
+            kernels_absent = NO_KERNELS
+        else:
+            try:
+                kernels = replay_kernels(run, setup.plan, backend, max_steps=max_steps, done=done)
+            except NoKernels as why:
+                kernels_absent = f"{why}."
+    return RunReplay(
+        directory=str(directory),
+        run=_in_words(run.scenario),
+        backend=backend,
+        versions=_versions(backend),
+        memory=memory,
+        memory_absent=memory_absent,
+        kernels=kernels,
+        kernels_absent=kernels_absent,
+    )
+
+
+def _memory(run: RecordedRun, backend: BackendName, setup: Setup, real: Backend | None) -> MemoryReplay:
+    if real is not None:
+        return replay_memory(run, real, setup)
+    if backend == "emulated":
+        with EmulatedNpu() as npu:
+            return replay_memory(run, EmulatedBackend(npu), setup)
+    assert backend != "cpu"
+    return replay_memory(run, DeviceBackend(backend), setup, same_driver=False)
+
+
+def _in_words(s: Scenario) -> str:
+    kv = s.kv_cache.preset or f"{s.kv_cache.policy} in {s.memory.kv_arena}"
+    return f"{s.model.name} on {s.device.name}, {kv}, activations {s.memory.activations}"
+
+
+def _versions(backend: BackendName) -> dict[str, str]:
+    names = {"emulated": ("torch", "torch-npu"), "npu": ("torch", "torch-npu"), "cpu": ("torch",), "cuda": ("torch",)}
+    found = {"hbmtwin": version("hbmtwin")}
+    for name in names[backend]:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

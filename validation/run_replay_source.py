@@ -1,0 +1,197 @@
+"""A finished run as it lies on disk, read for a replay: what was asked for, in order, and what the run says it held.
+
+::
+
+    summary.json         version, capacity, the death               scenario.toml     the plan is made again from it
+    steps.parquet        batch and duration of each step            read as a stream, up to a limit
+    memory_trace.parquet every operation of every allocator         read as a stream, up to a limit
+    timeline.parquet     the run's own books, at step ends          witnesses: they were written by the run itself,
+    checkpoints.parquet  segments and blocks at some operations     not by anything that is replayed
+
+Nothing is trusted: what is missing, damaged or of another release is told with the command that makes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from hbmtwin.sim.recorder import TIMELINE_COLUMNS
+from hbmtwin.sim.result import SUMMARY_KEYS, ResultError
+from hbmtwin.sim.scenario import Scenario
+from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace
+
+MAX_OPERATIONS = 300_000
+"""Operations that are replayed unless told otherwise: each leaves 126 numbers on both sides, some 2.2 kB together."""
+MAX_STEPS = 200_000
+"""Rows of the table of steps that are read: a row holds a number a sequence, twice."""
+STEP_COLUMNS = ("step", "start_ns", "duration_ns", "repeat", "new_tokens", "context_tokens")
+TRACE_COLUMNS = ("op", "id", "size", "step", "time_ns", "tag", "allocator")
+_CHECKPOINT_COLUMNS = ("time_ns", "op_index", "level", "address", "size", "requested", "state")
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRows:
+    """The operations of all allocators, in order; one value a row in each."""
+
+    op: NDArray[np.object_]
+    id: Ints
+    size: Ints
+    step: Ints
+    time_ns: Ints
+    tag: NDArray[np.object_]
+    allocator: NDArray[np.object_]
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One result directory."""
+
+    directory: Path
+    scenario: Scenario
+    summary: dict[str, Any]
+    timeline: pd.DataFrame
+    checkpoints: pd.DataFrame
+    steps: pd.DataFrame
+    """The first :data:`MAX_STEPS` of them."""
+    total_steps: int
+    """Rows of the file."""
+    rows: TraceRows
+    """Empty where no trace was asked for."""
+    total_operations: int
+    """Of the file; :attr:`rows` may be fewer."""
+    ops: dict[str, tuple[MemoryOp, ...]]
+    """By allocator, those of :attr:`rows`."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Every operation of the run is in :attr:`rows`."""
+        return len(self.rows) == self.total_operations
+
+
+def load_run(directory: Path, *, trace: bool = True, max_operations: int = MAX_OPERATIONS) -> RecordedRun:
+    """Read a result directory; without *trace* only what kernels need. O(operations read).
+
+    Raise ResultError with the cure, WorkloadError for an operation that cannot be.
+    """
+    summary, scenario = _summary(directory), _scenario(directory)
+    for name, wanted in (("steps", True), ("memory_trace", trace)):
+        if wanted and not (directory / f"{name}.parquet").exists():
+            raise ResultError(
+                f"{directory}: holds no {name}.parquet, so there is nothing to replay; {_again(directory)}"
+            )
+    steps, total_steps = _steps(directory)
+    timeline = _table(directory, "timeline", TIMELINE_COLUMNS)
+    checkpoints = _table(directory, "checkpoints", _CHECKPOINT_COLUMNS)
+    rows, total = _no_rows(), 0
+    ops: dict[str, tuple[MemoryOp, ...]] = {}
+    if trace:
+        rows, total = _rows(directory, max_operations)
+        path = directory / "memory_trace.parquet"
+        for name in dict.fromkeys(rows.allocator.tolist()):
+            count = int(np.count_nonzero(rows.allocator == name))
+            ops[name] = tuple(islice(read_memory_trace(path, allocator=name), count))
+    return RecordedRun(directory, scenario, summary, timeline, checkpoints, steps, total_steps, rows, total, ops)
+
+
+def _again(directory: Path) -> str:
+    scenario = directory / "scenario.toml"
+    wanted = "--set results.steps=true --set results.memory_trace=true"
+    return f"run it again with both tables: hbmtwin run {scenario} {wanted} --out {directory}"
+
+
+def _summary(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        what = "is no directory" if directory.exists() else "is not there"
+        raise ResultError(f"{directory}: {what}; give the --out directory of an earlier `hbmtwin run`")
+    path = directory / "summary.json"
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ResultError(
+            f"{directory}: not a result directory, it holds no summary.json; give the --out directory of an earlier "
+            "`hbmtwin run` (of `hbmtwin compare`: one of the directories inside)"
+        ) from None
+    except ValueError as error:
+        raise ResultError(f"{path}: is damaged ({error}); {_again(directory)}") from None
+    if not isinstance(summary, dict) or (missing := [key for key in SUMMARY_KEYS if key not in summary]):
+        what = f"lacks {', '.join(missing)}" if isinstance(summary, dict) else "is no summary of a run"
+        raise ResultError(f"{path}: {what}: written by an older release, or damaged; {_again(directory)}")
+    here = version("hbmtwin")
+    if summary["version"] != here:
+        raise ResultError(
+            f"{directory}: was written by hbmtwin {summary['version']}, and this is {here}: its plan may follow other "
+            f"rules; {_again(directory)}"
+        )
+    return summary
+
+
+def _scenario(directory: Path) -> Scenario:
+    path = directory / "scenario.toml"
+    if not path.exists():
+        raise ResultError(f"{directory}: holds no scenario.toml, from which the plan is made again; run it again")
+    return Scenario.load(path)
+
+
+def _table(directory: Path, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
+    frame: pd.DataFrame = _first_rows(directory, name, columns, 1 << 62)[0].to_pandas()
+    return frame
+
+
+def _steps(directory: Path) -> tuple[pd.DataFrame, int]:
+    table, total = _first_rows(directory, "steps", STEP_COLUMNS, MAX_STEPS)
+    return table.to_pandas(), total
+
+
+def _first_rows(directory: Path, name: str, columns: tuple[str, ...], most: int) -> tuple[pa.Table, int]:
+    """At most so many rows of a table, read batch by batch, and how many it has."""
+    path = directory / f"{name}.parquet"
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            if missing := [column for column in columns if column not in schema.names]:
+                what = f"lacks {', '.join(missing)}: written by an older release, or damaged"
+                raise ResultError(f"{path}: {what}; {_again(directory)}")
+            batches, left = [], most
+            for batch in file.iter_batches(columns=list(columns)):
+                batches.append(batch.slice(0, left))
+                left -= batch.num_rows
+                if left <= 0:
+                    break
+            wanted = pa.schema([schema.field(column) for column in columns])
+            return pa.Table.from_batches([b.select(list(columns)) for b in batches], wanted), file.metadata.num_rows
+    except (pa.ArrowException, OSError, ValueError) as error:
+        what = "is not there" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
+        raise ResultError(f"{path}: {what}; {_again(directory)}") from None
+
+
+def _rows(directory: Path, most: int) -> tuple[TraceRows, int]:
+    table, total = _first_rows(directory, "memory_trace", TRACE_COLUMNS, most)
+    columns = {name: table.column(name).to_pandas() for name in TRACE_COLUMNS}
+    try:
+        numbers = {name: columns[name].to_numpy().astype(np.int64) for name in ("id", "size", "step", "time_ns")}
+    except (TypeError, ValueError) as error:
+        path = directory / "memory_trace.parquet"
+        raise ResultError(f"{path}: is damaged ({error}); {_again(directory)}") from None
+    texts = {name: columns[name].to_numpy(dtype=object) for name in ("op", "tag", "allocator")}
+    return TraceRows(**numbers, **texts), total
+
+
+def _no_rows() -> TraceRows:
+    numbers, texts = np.empty(0, np.int64), np.empty(0, object)
+    return TraceRows(texts, numbers, numbers, numbers, numbers, texts, texts)
