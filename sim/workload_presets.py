@@ -16,6 +16,7 @@ from itertools import islice
 from math import inf
 from typing import Any
 
+from hbmtwin.kernels.weights import weight_bytes
 from hbmtwin.sim.catalog import CatalogError, model, models, workload_preset
 from hbmtwin.workloads.records import Request, Source, Status
 
@@ -23,6 +24,8 @@ PRESET = "workload.preset"
 _RATE, _CURVE = "workload.request_rate", "workload.rate_curve"
 WHOLE = tuple(f"workload.{key}" for key in ("trace", "model", "multi_turn", "shared_prefix", "prefix_repetition"))
 """Keys that say by themselves who asks for what."""
+_NAMED = 5
+"""Models that a remark names."""
 _LOOKED_AT = 1000
 """Requests of a preset that are held against the context: what a run of a minute has, in milliseconds."""
 
@@ -83,9 +86,16 @@ def _who_holds(lengths: Sequence[int], longest_request: int) -> str:
     p99 = lengths[-(-len(lengths) * 99 // 100) - 1]
     if p99 <= longest_request:
         return f"99 % are of at most {p99} tokens, and fit"
-    names = [name for name in models() if model(name).max_position_embeddings >= p99]
-    who = " and ".join([", ".join(names[:-1])] * (len(names) > 1) + names[-1:]) or "no model of the catalog"
-    return f"The p99, {p99} tokens, is held by {who}"
+    names = sorted(
+        (name for name in models() if model(name).max_position_embeddings >= p99),
+        key=lambda name: weight_bytes(model(name)),
+    )
+    if not names:
+        return f"The p99, {p99} tokens, is held by no model of the catalog"
+    named, others = names[:_NAMED], len(names) - _NAMED
+    more = [f"{others} larger ones"] if others > 0 else []
+    *first, last = named + more
+    return f"The p99, {p99} tokens, is held by {' and '.join([', '.join(first)] * bool(first) + [last])}"
 
 
 def _requests(source: Source) -> Iterator[Request]:

@@ -90,7 +90,7 @@ def test_a_preset_that_is_illegal_here_is_named(shell: Shell) -> None:
 
 
 def test_an_unknown_model_gets_the_nearest_one(shell: Shell) -> None:
-    assert "did you mean 'llama-2-7b'?" in complaint(shell("run", "--set", "model.name=llama-2-7"), 2)
+    assert "did you mean 'mixtral-8x7b'?" in complaint(shell("run", "--set", "model.name=mixtral-8x7"), 2)
 
 
 def test_an_unknown_preset_is_a_usage_error(shell: Shell) -> None:

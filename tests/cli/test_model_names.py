@@ -41,7 +41,7 @@ def test_the_catalog_shows_the_repositories(shell: Shell, monkeypatch: pytest.Mo
 
 
 def test_an_unknown_model_is_a_usage_error_with_the_nearest_of_both_kinds(shell: Shell) -> None:
-    told = shell("run", "--model", "meta-llama/Llama-2-13b-hf")
+    told = shell("run", "--model", "meta-llama/Llama-2-7b-hff")
     assert told.code == 2
     assert "did you mean 'llama-2-7b' or 'meta-llama/Llama-2-7b-hf'?" in told.err
     assert "config.json" in told.err

@@ -141,7 +141,7 @@ def test_notes_of_one_variant_name_it(shell: Shell) -> None:
     [
         ("x:kv_cache.grwth=static", 2, "variant 'x': kv_cache.grwth: unknown key; did you mean 'kv_cache.growth'?"),
         ("x:kv_cache.policy=contiguous,memory.oom=preempt", 2, "variant 'x': memory.oom: 'preempt' is illegal"),
-        ("x:device.name=ascend-910", 2, "variant 'x': unknown device 'ascend-910'"),
+        ("x:device.name=ascend-911", 2, "variant 'x': unknown device 'ascend-911'"),
         ("x:memory.alloc_conf=nonsense", 2, "variant 'x': memory.alloc_conf: "),
         ("x:model.name=llama-2-70b", 3, "variant 'x': no memory is left for KV"),
         ("x:workload.trace=gone.csv", 1, "variant 'x': "),
