@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hbmtwin.kernels.checked_json import JsonTable, is_number, parse_json, short
 from hbmtwin.kernels.records import BatchShape, DeviceSpec, ModelShape
 
 FORMAT = 1
@@ -165,49 +165,13 @@ def read_profile(path: Path) -> Profile:
 
 def parse_profile(data: bytes, where: str) -> Profile:
     """The same of its bytes; *where* is how errors call it."""
-    if len(data) > MAX_FILE_BYTES:
-        raise ProfileError(f"{where}: more than {MAX_FILE_BYTES:,} bytes, which no profile has")
     try:
-        tree = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_no_key_twice)
-        return _profile_of(_Table(tree, ""))
-    except (ValueError, OverflowError, RecursionError) as error:
-        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-            said = f"not JSON: {error}"
-        raise ProfileError(f"{where}: {said}; `hbmtwin calibrate` writes profiles") from None
+        return _profile_of(JsonTable(parse_json(data, max_bytes=MAX_FILE_BYTES)))
+    except (ValueError, OverflowError) as error:
+        raise ProfileError(f"{where}: {error}; `hbmtwin calibrate` writes profiles") from None
 
 
-class _Table:
-    """A JSON object whose keys are taken one by one; any that is left was unknown."""
-
-    def __init__(self, tree: object, path: str) -> None:
-        self.path = path
-        if not isinstance(tree, dict):
-            raise ProfileError(f"{path or 'the file'}: an object is wanted, not {_short(tree)}")
-        self._left = dict(tree)
-
-    def take(self, key: str, *kinds: type, default: Any = ...) -> Any:
-        if key not in self._left:
-            if default is ...:
-                raise ProfileError(f"{self.path}{key}: missing")
-            return default
-        value = self._left.pop(key)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise ProfileError(f"{self.path}{key}: {_short(value)} is not of the right kind")
-        return value
-
-    def table(self, key: str, *, optional: bool = False) -> _Table:
-        return _Table(self.take(key, dict, default={} if optional else ...), f"{self.path}{key}.")
-
-    def names(self) -> list[str]:
-        return list(self._left)
-
-    def end(self) -> None:
-        if self._left:
-            raise ProfileError(f"{self.path}{_short(next(iter(self._left)))}: unknown key")
-
-
-def _profile_of(root: _Table) -> Profile:
+def _profile_of(root: JsonTable) -> Profile:
     if (version := root.take("format", int)) != FORMAT:
         raise ProfileError(f"format: {version} is not {FORMAT}, the only one there is")
     texts = {key: root.take(key, str) for key in ("name", "device", "made", "source")}
@@ -225,8 +189,8 @@ def _profile_of(root: _Table) -> Profile:
     spans = {}
     for key in validity.names():
         span = validity.take(key, list)
-        if len(span) != 2 or not all(_is_number(end) for end in span):
-            raise ProfileError(f"validity.{_short(key)}: two numbers, [low, high], are wanted, not {_short(span)}")
+        if len(span) != 2 or not all(is_number(end) for end in span):
+            raise ProfileError(f"validity.{short(key)}: two numbers, [low, high], are wanted, not {short(span)}")
         spans[key] = (span[0], span[1])
     made = Profile(
         **texts,
@@ -244,11 +208,11 @@ def _objections(p: Profile) -> Iterator[tuple[str, str]]:
     for key in ("name", "device", "made", "source"):
         text = getattr(p, key)
         if not text.strip() or len(text) > MAX_TEXT or not text.isprintable():
-            yield key, f"1 to {MAX_TEXT} printable characters are wanted, not {_short(text)}"
+            yield key, f"1 to {MAX_TEXT} printable characters are wanted, not {short(text)}"
     if not p.coefficients:
         yield "coefficients", "empty: there is nothing to apply"
     for key, c in p.coefficients.items():
-        where = f"coefficients.{_short(key)}"
+        where = f"coefficients.{short(key)}"
         if key not in COEFFICIENTS:
             yield where, f"not a figure that is calibrated; known: {', '.join(COEFFICIENTS)}"
             continue
@@ -258,39 +222,17 @@ def _objections(p: Profile) -> Iterator[tuple[str, str]]:
         if not 0 <= c.residual_percent <= 1e6 or not 1 <= c.points <= 10**9:
             yield where, f"residual_percent {c.residual_percent:g} or points {c.points} makes no sense"
         if c.confidence not in CONFIDENCE:
-            yield f"{where}.confidence", f"{_short(c.confidence)} is none of {', '.join(CONFIDENCE)}"
+            yield f"{where}.confidence", f"{short(c.confidence)} is none of {', '.join(CONFIDENCE)}"
     for key, size in p.memory.items():
         if key not in MEMORY:
-            yield f"memory.{_short(key)}", f"unknown key; known: {', '.join(MEMORY)}"
+            yield f"memory.{short(key)}", f"unknown key; known: {', '.join(MEMORY)}"
         elif not 0 <= size <= MAX_BYTES:
             yield f"memory.{key}", f"{size} is no number of bytes of a device"
     for key, (low, high) in p.validity.items():
         if key not in BATCH_QUANTITIES + MODEL_QUANTITIES:
-            yield f"validity.{_short(key)}", f"unknown; known: {', '.join(BATCH_QUANTITIES + MODEL_QUANTITIES)}"
+            yield f"validity.{short(key)}", f"unknown; known: {', '.join(BATCH_QUANTITIES + MODEL_QUANTITIES)}"
         elif not 0 <= low <= high <= MAX_QUANTITY:
             yield f"validity.{key}", f"[{low:g}, {high:g}] is no range of a quantity"
     error = p.cross_validated_percent
     if error is not None and not 0 <= error <= 1e6:
         yield "cross_validated_percent", f"{error:g} makes no sense"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _no_number(text: str) -> float:
-    raise ProfileError(f"{text} is not a number")
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict(pairs)
-    if len(tree) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-        raise ProfileError(f"{_short(twice)}: given twice")
-    return tree
-
-
-def _short(value: object) -> str:
-    text = repr(value) if not isinstance(value, str) or not value.isidentifier() else value
-    return text if len(text) <= 60 else f"{text[:57]}..."
