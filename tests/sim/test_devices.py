@@ -161,6 +161,15 @@ def test_every_runtime_name_finds_its_device() -> None:
 def test_unknown_ids_come_with_the_nearest() -> None:
     with pytest.raises(CatalogError, match=r"unknown device 'a100-80': did you mean 'a100-80gb'\?"):
         device("a100-80")
+    for name, near in {
+        "h100": "'h100-80gb'",
+        "a100": "'a100-40gb' or 'a100-80gb'",
+        "4090": "'rtx-4090'",
+        "rtx4090": "'rtx-4090'",
+        "310P Duo": "'ascend-310p' or 'ascend-310p-24gb'",
+    }.items():
+        with pytest.raises(CatalogError, match=f"did you mean {near}\\?"):
+            device(name)
     with pytest.raises(CatalogError, match="The catalog has a100-40gb, a100-80gb, ascend-310p"):
         device("tpu")
     assert DeviceSection(name="tpu").name == "tpu"  # refused where it is looked up
