@@ -77,12 +77,17 @@ def _rows(use: Use) -> Iterator[Row]:
     return (row for row in ROWS if use.family in row.families and (not row.engines or use.engine in row.engines))
 
 
+NO_SUCH_VALUE = "int8_by_checkpoint"
+"""The row of what runs, though the engine's option has no such value: nobody is told to set it."""
+
+
 def _left(use: Use) -> tuple[str, ...]:
     """Dtypes of the cache that no row refuses: those of 8 bits, or where none is left those of 16."""
 
     def goes(name: str) -> bool:
         other = replace(use, k=name, v=name)
-        return not any(row.refuses and row.setting == "kv_cache_dtype" and row.holds(other, name) for row in _rows(use))
+        against = (row for row in _rows(use) if row.refuses or row.key == NO_SUCH_VALUE)
+        return not any(row.setting == "kv_cache_dtype" and row.holds(other, name) for row in against)
 
     return tuple(filter(goes, EIGHT_BIT[use.on.vendor])) or tuple(filter(goes, SIXTEEN_BIT))
 

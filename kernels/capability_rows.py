@@ -170,8 +170,8 @@ SHAPES = (
     Row(
         *("block_size_npu", NPU, ("vllm", "vllm-ascend"), "block_size", False),
         lambda use, kv: use.block_size not in (None, 128) and use.long_query and use.model.mamba is None,
-        "vllm-ascend makes a block size of {block_size} 128 where prefix caching or chunked prefill is on, as both "
-        "are by default",
+        "a block size of {block_size}: vllm-ascend takes 128 instead where prefix caching or chunked prefill is on, as "
+        "both are by default",
         "开启前缀缓存或 chunked prefill 时（两者默认开启），vllm-ascend 会把 block size {block_size} 改为 128",
         "asc 182b75e, refresh_block_size",
     ),

@@ -213,6 +213,8 @@ def test_a_refusal_names_the_setting_and_the_cure() -> None:
         "'fp8_e4m3'：Atlas A2 不支持 FP8；可用 int8, int8_per_token, int8_per_token_head",
         "asc 8102: fp8 and fp8_e5m2 crash on a 910B2",
     )
+    (refused,) = findings("a2", kv_cache_dtype="fp8_e4m3", engine="vllm-ascend")  # whose option has no int8
+    assert refused.en == "'fp8_e4m3': Atlas A2 has no FP8; use one of auto, float16, bfloat16"
     (refused,) = findings("a3", replace(MODEL, head_dim=80), v_dtype="fp8")
     assert refused.setting == "v_dtype"
     assert refused.en.endswith("use one of auto, float16, bfloat16")
