@@ -78,7 +78,7 @@ def fit(
             *asked.notes,
             *map(said, findings),
             *budget.warnings,
-            *warnings_of(q, budget, auto_length=asked.auto_length),
+            *warnings_of(q, budget, auto_length=asked.auto_length, only_kv=asked.only_kv),
         ),
         boot_lines=boot_lines(q, budget),
         may_not_start=objection_at_the_bad_end(at_the_end, budget) if budget.fits else None,

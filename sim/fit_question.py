@@ -55,6 +55,11 @@ class Asked:
     auto_length: bool = False
     """``max_model_len`` is as long as fits."""
 
+    @property
+    def only_kv(self) -> bool:
+        """Nothing is known of the device but what is left for KV."""
+        return not any(argument.name in ("device", "total_memory_bytes") for argument in self.arguments)
+
     def kernel_settings(self) -> dict[str, Any]:
         """What the capability table is asked about that the budget has no word for."""
         names = ("dtype", "kv_cache_dtype", "v_dtype", "enable_prefix_caching", "enable_chunked_prefill", "block_size")
@@ -164,7 +169,12 @@ class _Resolver:
 
     def _model(self) -> ModelShape:
         model = self._take("model")
+        method, dtype = self._take("quantization"), self._take("dtype", "auto")
+        if dtype not in DTYPE_BYTES:
+            raise FitError(f"--dtype: {dtype!r} is none of {', '.join(DTYPE_BYTES)}")
         if model is None:
+            if method is not None:
+                raise FitError(f"{flag('quantization')}: without --model its weights are not known; leave it out")
             layers, kv_heads, head_dim = (self._take(name, 1) for name in _SIZES)
             ranks = self._told.get("tensor_parallel_size", (1,))[0]
             if not self._has("num_kv_heads"):
@@ -172,9 +182,6 @@ class _Resolver:
             return _unknown_model(layers, kv_heads, head_dim, ranks)
         shape = model if isinstance(model, ModelShape) else catalog.model(model)
         sizes = {name: self._take(name) for name in _SIZES if self._has(name)}
-        method, dtype = self._take("quantization"), self._take("dtype", "auto")
-        if dtype not in DTYPE_BYTES:
-            raise FitError(f"--dtype: {dtype!r} is none of {', '.join(DTYPE_BYTES)}")
         if dtype != "auto":
             sizes["dtype_bytes"] = DTYPE_BYTES[dtype]
         try:
@@ -252,6 +259,8 @@ class _Resolver:
         if self._only_kv and told["gpu_memory_utilization"] is None:
             told["gpu_memory_utilization"] = 1.0  # no share is taken of what is not known
         settings = settings_of(rules, model, device, EngineArgs(**told))
+        if self._has("block_size") and not self._given("block_size"):  # a run of the scenario has blocks of its size
+            settings = settings._replace(block_size=self._told["block_size"][0])
         for name in Settings._fields:
             if name != "batch_rule" and (name != "gpu_memory_utilization" or not self._only_kv):
                 own = fraction if name == "gpu_memory_utilization" else name

@@ -29,10 +29,15 @@ NULL_BLOCK = Phrase(
 )
 
 
-def warnings_of(q: BudgetQuestion, b: MemoryBudget, *, auto_length: bool = False) -> Iterator[Said]:
-    """One sentence each; *auto_length*: ``max_model_len`` was left to the engine."""
+def warnings_of(
+    q: BudgetQuestion, b: MemoryBudget, *, auto_length: bool = False, only_kv: bool = False
+) -> Iterator[Said]:
+    """One sentence each; *auto_length*: ``max_model_len`` was left to the engine; *only_kv*: nothing is known of the
+    device but what is left for KV."""
     rest, option = b.lines[-1], q.rules.fraction_name
-    if b.fits and not b.warnings and rest.low < 0:
+    if only_kv:
+        pass
+    elif b.fits and not b.warnings and rest.low < 0:
         yield Said.of(OVER, over=Size(-rest.low), option=option)
     elif b.fits and not b.warnings and q.gpu_memory_utilization > SAFE_UTILIZATION and option == SHARE_OF_ALL:
         yield Said.of(TIGHT, low=Size(rest.low), high=Size(rest.high), safe=SAFE_UTILIZATION, option=option)

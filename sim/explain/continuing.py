@@ -45,7 +45,7 @@ MODEL_UNKNOWN = Phrase(
 )
 
 _SPLITS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-_OF_A_MODEL = (*_SPLITS, "device")
+_OF_A_MODEL = (*_SPLITS, "device", "quantization")
 _SETTINGS = (
     *_SPLITS,
     "max_model_len",

@@ -41,6 +41,7 @@ SCENARIOS = [
     {"model.name": "bamba-9b", "device.name": "a100-80gb", "kv_cache.enable_prefix_caching": True},
     {"device.memory_bytes": 20 * GIB, "device.other_tenant_bytes": 1 * GIB, "kv_cache.dtype": "int8"},
     {"memory.activation_bytes": 3 * GIB, "scheduler.enable_chunked_prefill": False},
+    {"model.name": "qwen3-8b", "device.name": "ascend-910b2", "kv_cache.block_size": 256, "kv_cache.policy": "paged"},
 ]
 
 

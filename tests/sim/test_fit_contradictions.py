@@ -59,3 +59,22 @@ def test_experts_are_not_missed_where_the_model_is_not_known() -> None:
 def test_as_long_as_fits_never_speaks_of_the_model_s_own_length() -> None:
     answer = fit("llama-3.1-8b", "ascend-910b4", max_model_len=-1, kv_cache_memory_bytes=1)
     assert str(answer.reason).startswith("one request of max_model_len 1 needs 16.0 MiB of KV")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"dtype": "foo"}, "--dtype: 'foo' is none of auto, "),
+        ({"quantization": "fp8"}, "--quantization: without --model its weights are not known; leave it out"),
+    ],
+)
+def test_bare_numbers_take_no_words_that_say_nothing(flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(FitError, match=f"^{says}"):
+        fit(kv_bytes_per_token=1024, available_kv_bytes=1 << 30, **flags)
+
+
+@pytest.mark.parametrize("flags", [{}, {"other_tenant_bytes": 100 << 30}, {"graph_bytes": 1 << 30}])
+def test_where_only_the_room_for_kv_is_known_nothing_is_said_of_the_rest(flags: dict[str, Any]) -> None:
+    answer = fit(kv_bytes_per_token=1024, available_kv_bytes=1 << 30, max_model_len=4096, **flags)
+    assert answer.fits
+    assert answer.warnings == ()
