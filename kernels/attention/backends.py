@@ -44,10 +44,10 @@ def kernels_for(backend: Backend, kind: Kind = "flash") -> AttentionKernels:
 def load(backend: Backend) -> Any:
     """torch, with the device of *backend* at hand. Raises BackendUnavailable."""
     try:
-        with _plug_in(wanted=backend == "npu"):
+        with _without_plug_ins():
             torch = import_module("torch")
-            if backend == "npu":
-                import_module("torch_npu")
+        if backend == "npu":
+            import_module("torch_npu")
     except ModuleNotFoundError as missing:
         extra = "npu" if backend == "npu" else "torch"
         raise BackendUnavailable(f"{backend}: {missing}; pip install 'hbmtwin[{extra}]'") from missing
@@ -63,10 +63,10 @@ def load(backend: Backend) -> Any:
 
 
 @contextmanager
-def _plug_in(*, wanted: bool) -> Iterator[None]:
-    """torch loads torch_npu by itself where it is installed, and fails without CANN: not where no NPU is asked for."""
+def _without_plug_ins() -> Iterator[None]:
+    """torch's import loads an installed torch_npu, and fails with it where CANN is missing: half a torch is left."""
     name = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-    if wanted or "torch" in sys.modules or name in os.environ:
+    if "torch" in sys.modules or name in os.environ:
         yield
         return
     os.environ[name] = "0"

@@ -154,7 +154,7 @@ def check_write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *, sl
         if new.shape[1:] != cache.shape[2:]:
             raise KernelArgumentError(
                 argument,
-                f"has (num_kv_heads, head_dim) {tuple(new.shape[1:])}; give those of its cache, {tuple(cache.shape[2:])}",
+                f"has (num_kv_heads, head_dim) {tuple(new.shape[1:])}; give its cache's, {tuple(cache.shape[2:])}",
             )
     if k.shape[0] != v.shape[0]:
         raise KernelArgumentError("v", f"has {v.shape[0]} tokens, but k has {k.shape[0]}; give V of the same tokens")
