@@ -22,7 +22,7 @@ from rich.text import Text
 from hbmtwin.allocators.oom import Cause
 from hbmtwin.cli.wrapping import wrap
 from hbmtwin.sim.explain.explanation import Explanation
-from hbmtwin.sim.explain.judge import Judgement
+from hbmtwin.sim.explain.judge import UNSETTLED, Judgement
 from hbmtwin.sim.fit_words import WHAT_IS_KV
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 
@@ -36,6 +36,7 @@ CAUSE = Phrase("cause: {cause} ({name}){when}", "原因类型：{cause}（{name}
 NO_CAUSE = Phrase(
     "cause: not a shortage that the text gives figures for{when}", "原因类型：文本没有给出可判断的显存数字{when}"
 )
+NOT_SETTLED = Phrase("cause: one of two{when}", "原因类型：两者之一{when}")
 ANOTHER = Phrase("Also (line {line}): {said}", "另外（第 {line} 行）：{said}")
 MORE = Phrase("{count} more failures are in the JSON", "另有 {count} 个失败，见 JSON 输出")
 BOOKS = Phrase("The books", "显存账目")
@@ -104,7 +105,7 @@ class ExplainScreen:
         if judgement.cause is not None:
             cause = Said.of(CAUSE, cause=judgement.cause.value, name=Said.of(NAMES[judgement.cause]), when=when)
         else:
-            cause = Said.of(NO_CAUSE, when=when)
+            cause = Said.of(NOT_SETTLED if judgement.said.phrase is UNSETTLED else NO_CAUSE, when=when)
         self._list(WHY, (cause, *judgement.arithmetic), "  ")
         if first and judgement.facts.fixed_pool and judgement.cause is not None:
             self._say(WHAT_IS_KV, "dim", "  ")

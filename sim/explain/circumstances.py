@@ -6,6 +6,7 @@
     File ".../worker.py", line 354, in determine_available_memory -> start_up, profile
     ... in initialize_from_config | capture_model | warm_up_...   -> start_up, kv_cache | capture | warm_up
     ... in execute_model | forward_batch_generation ...           -> run_time, step
+    Starting to load model | Capturing cudagraphs, not ended      -> start_up, weights | capture
     INFO: Application startup complete.                           -> whatever follows is run_time
     PYTORCH_NPU_ALLOC_CONF=expandable_segments:True               -> a setting
 
@@ -41,6 +42,7 @@ _FRAMES: dict[str, tuple[When, str]] = {
     "capture_model": ("start_up", "capture"),
     "capture_graph": ("start_up", "capture"),
     "capture_one_batch_size": ("start_up", "capture"),
+    "capture_end": ("start_up", "capture"),
     "init_cuda_graphs": ("start_up", "capture"),
     "init_device_graphs": ("start_up", "capture"),
     "compile_or_warm_up_model": ("start_up", "warm_up"),
@@ -61,6 +63,15 @@ _SERVING = re.compile(
 _FAILED_START = re.compile(
     r"EngineCore failed to start|Engine core initialization failed|Engine process failed to start|"
     r"WorkerProc initialization failed|Failed to start engine|Scheduler hit an exception.{0,40}__init__"
+)
+_BEGUN = re.compile(
+    r"(Starting to load model|Load weight begin)|Capturing (?:the model for )?(?:cuda|CUDA|npu|NPU|acl|ACL) ?graph|"
+    r"Capture (?:cuda|npu) graph begin"
+)
+"""The first group: weights; else graphs."""
+_ENDED = re.compile(
+    r"Loading (?:model )?weights took|Model loading took|Load weight end|Graph capturing finished|"
+    r"Capture (?:cuda|npu) graph end"
 )
 _ALLOC_CONF = re.compile(
     r"^\W{0,4}(?:export |ENV |-e )?(PYTORCH_(?:(?:CUDA|HIP|NPU|XPU)_)?ALLOC_CONF)\W{1,4}([A-Za-z_0-9:,.\[\]>]{1,300})"
@@ -88,6 +99,11 @@ def read(lines: Sequence[Line]) -> list[Finding]:
             found.append(Finding("moment", line.number, line.rank, {}, {"when": "run_time", "phase": "serving"}))
         elif _FAILED_START.search(text):
             found.append(Finding("moment", line.number, line.rank, {}, {"when": "start_up", "phase": "failed_start"}))
+        elif begun := _BEGUN.search(text):
+            words = {"when": "start_up", "phase": "begun", "what": "weights" if begun[1] else "capture"}
+            found.append(Finding("moment", line.number, line.rank, {}, words))
+        elif _ENDED.search(text):
+            found.append(Finding("moment", line.number, line.rank, {}, {"when": "start_up", "phase": "ended"}))
         if "ALLOC_CONF" in text and (conf := _ALLOC_CONF.search(text)):
             found.append(Finding("setting", line.number, line.rank, {}, {conf[1]: conf[2]}))
         found.extend(

@@ -41,7 +41,7 @@ from hbmtwin.sim.explain.plan import capacity, plan
 from hbmtwin.sim.explain.server import Server, server_of
 from hbmtwin.sim.explain.sglang_log import SGLANG
 from hbmtwin.sim.explain.told import told
-from hbmtwin.sim.phrases import Count, Lang, Phrase, Said
+from hbmtwin.sim.phrases import Count, Lang, Phrase, Said, Size
 
 FORMS = (*VLLM_BOOT, *VLLM_ERRORS, *SGLANG, *OTHERS)
 READERS = (torch_oom.read, npu_oom.read, memory_summary.read, smi.read, circumstances.read)
@@ -51,6 +51,11 @@ STARTED = Phrase(
     "文本中没有失败：服务已启动，KV 缓存可容纳 {tokens} 个 token",
 )
 NOTHING_FAILED = Phrase("nothing failed in this text", "文本中没有失败信息")
+COUNTED = Phrase(
+    "no failure stands in this text, but the allocator's statistics count {count} since the process began: {cached} of "
+    "{reserved} reserved are not in tensors",
+    "文本中没有报错，但分配器统计自进程启动以来显存不足 {count} 次：预留的 {reserved} 中有 {cached} 不在张量里",
+)
 ELSEWHERE = Phrase(
     "this part of the log only passes on that another process failed: paste what stands above it, of the worker or "
     "EngineCore",
@@ -73,6 +78,7 @@ OTHER_ERROR = Phrase(
 )
 MORE_ERRORS = Phrase("{count} more such lines", "还有 {count} 行类似的报错")
 
+_SHARES = {"sglang": "--mem-fraction-static", "tensorrt-llm": "kv_cache_free_gpu_mem_fraction", "mindie": "npuMemSize"}
 _ERROR = re.compile(r"^(?:[a-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception|Exit)(?::|$)")
 _SHOWN_ERRORS = 3
 _SHOWN_CHARACTERS = 160
@@ -158,6 +164,12 @@ def _verdict(
         return Said.of(ELSEWHERE)
     if (running := healthy(findings)) is not None:
         return running
+    for finding in findings:
+        numbers = finding.numbers
+        if numbers.get("num_ooms") and {"reserved_bytes", "allocated_bytes"} <= numbers.keys():
+            reserved, allocated = int(numbers["reserved_bytes"]), int(numbers["allocated_bytes"])
+            cached = Size(max(0, reserved - allocated))
+            return Said.of(COUNTED, count=Count(int(numbers["num_ooms"])), cached=cached, reserved=Size(reserved))
     tokens = server.size("kv_tokens")
     return Said.of(STARTED, tokens=Count(tokens)) if tokens else Said.of(NOTHING_FAILED)
 
@@ -179,7 +191,7 @@ def _direction(judgements: Sequence[Judgement], server: Server) -> Said | None:
         phrase = DEVICE_AFTER_KV
     else:
         return None
-    return Said.of(phrase, share="--mem-fraction-static" if server.engine == "sglang" else "gpu_memory_utilization")
+    return Said.of(phrase, share=_SHARES.get(server.engine, "gpu_memory_utilization"))
 
 
 def _not_read(lines: Sequence[Line], findings: Sequence[Finding], decoded: Decoded, known: bool) -> list[Said]:

@@ -104,6 +104,8 @@ PREEMPTED = Phrase(
 SAME_STORY_LINES = 200
 """A driver's word within so many lines of an allocator's message of the same rank tells the same failure."""
 TRACEBACK_LINES = 400
+_OF_THE_LOG = ("serving", "failed_start", "begun", "ended")
+"""Phases of a moment that a line of the log tells, and no frame of a traceback."""
 MOST_FAILURES = 64
 """Judged of one text: one a rank on eight nodes. What failed later failed because of these."""
 
@@ -239,14 +241,16 @@ def _tenants(failure: Failure, cause: Cause) -> dict[str, object]:
 
 def _moment(finding: Finding, moments: Sequence[Finding]) -> tuple[When | None, str]:
     """When it failed: as its own traceback tells, else another rank's, else as the log around it does."""
-    frames = [other for other in moments if other.words["phase"] not in ("serving", "failed_start")]
+    frames = [other for other in moments if other.words["phase"] not in _OF_THE_LOG]
     before = [other for other in frames if 0 <= finding.line - other.line <= TRACEBACK_LINES]
     for nearest in ([other for other in before if other.rank == finding.rank], before):
         if nearest:
             return _when(nearest[-1]), nearest[-1].words["phase"]
-    if any(other.words["phase"] == "failed_start" for other in moments):
-        return "start_up", ""
-    if any(other.words["phase"] == "serving" and other.line < finding.line for other in moments):
+    past = [other for other in moments if other.words["phase"] in _OF_THE_LOG and other.line < finding.line]
+    begun = past[-1].words.get("what", "") if past else ""
+    if begun or any(other.words["phase"] == "failed_start" for other in moments):
+        return "start_up", begun
+    if any(other.words["phase"] == "serving" for other in past):
         return "run_time", ""
     return None, ""
 

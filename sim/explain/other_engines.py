@@ -39,6 +39,18 @@ OTHERS = (
         reach=120,
         engine="tensorrt-llm",
     ),
+    form("trt_kv_bytes", "Allocate {available_kv_bytes:B} bytes for k/v cache", engine="tensorrt-llm"),
+    form("trt_tokens", "Using {kv_tokens} tokens in paged KV cache", engine="tensorrt-llm"),
+    form(
+        "trt_free",
+        "Memory usage when calculating max tokens in paged kv cache: total: {total_bytes}, available: {free_bytes}",
+        engine="tensorrt-llm",
+    ),
+    form(
+        "trt_too_few_tokens",
+        "maxTokensInPagedKvCache must be large enough to process at least 1 sequence",
+        engine="tensorrt-llm",
+    ),
     form(
         "mindie_warmup",
         "Warmup failed, because of{*}out of memory when `maxInputTokenLen` set to {max_input_tokens}",

@@ -41,6 +41,21 @@ WARM_UP = Phrase(
     "cache is sized",
     "MindIE 预热时显存不足（maxInputTokenLen {length}）：它在确定 KV 缓存大小之前会跑一个满的 prefill 批",
 )
+TOO_FEW_TOKENS = Phrase(
+    "TensorRT-LLM's KV cache holds fewer tokens than one sequence of the longest length takes",
+    "TensorRT-LLM 的 KV 缓存容纳的 token 少于一条最长序列所需",
+)
+SHORTER_SEQUENCE = Phrase(
+    "max_seq_len (max_input_len + max_output_len) or the beam width smaller when the engine is built",
+    "构建引擎时减小 max_seq_len（max_input_len + max_output_len）或 beam width",
+)
+MORE_TOKENS = Phrase(
+    "kv_cache_free_gpu_mem_fraction higher, or max_tokens_in_paged_kv_cache larger where it is set",
+    "调高 kv_cache_free_gpu_mem_fraction；若设置了 max_tokens_in_paged_kv_cache，则增大它",
+)
+FEWER_SEQUENCES_NOT = Phrase(
+    "max_batch_size smaller: this is one sequence alone", "减小 max_batch_size：这里只是一条序列"
+)
 POOL = Phrase(
     "{pool} for the pool = {after} free after loading - (1 - {fraction}) x {before} free before",
     "token 池 {pool} = 加载后空闲 {after} -（1 - {fraction}）× 加载前空闲 {before}",
@@ -137,6 +152,19 @@ def unbalanced(finding: Finding, server: Server) -> Judgement:
     return _judged(finding, None, Said.of(UNBALANCED), [], [Said.of(OTHERS_AWAY)], [Said.of(EXPANDABLE)])
 
 
+def too_few_tokens(finding: Finding, server: Server) -> Judgement:
+    """TensorRT-LLM's pool is below one sequence."""
+    helps = [Said.of(SHORTER_SEQUENCE), Said.of(MORE_TOKENS)]
+    return _judged(
+        finding,
+        pool_facts(1, 0),
+        Said.of(TOO_FEW_TOKENS),
+        [],
+        helps,
+        [Said.of(FEWER_SEQUENCES_NOT), Said.of(EXPANDABLE)],
+    )
+
+
 def warm_up(finding: Finding, server: Server) -> Judgement:
     """MindIE's warm-up."""
     length = Count(int(finding.numbers.get("max_input_tokens", 0)))
@@ -177,6 +205,7 @@ OTHER_START: dict[str, Callable[[Finding, Server], Judgement]] = {
     "sglang_capture_failed": capture_failed,
     "sglang_short_pool": small_pool,
     "sglang_unbalanced": unbalanced,
+    "trt_too_few_tokens": too_few_tokens,
     "mindie_warmup": warm_up,
 }
 """Who judges an error, by its kind."""

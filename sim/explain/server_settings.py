@@ -6,6 +6,7 @@
     Initializing a V1 LLM engine (v0.11.0) with config: model='...', max_seq_len=8192   vLLM, every argument
     args: Namespace(model='...', max_model_len=None, ...)                               vLLM until 0.8
     server_args=ServerArgs(model_path='...', tp_size=2, mem_fraction_static=0.85, ...)  SGLang
+    llm = LLM(model="Qwen/Qwen3-8B", max_model_len=8192, ...)                           a script
     vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 -tp 2 --max-model-len=32k \\       a command, or several lines
 
 Names come out as vLLM writes them. The first that names a setting counts within one dump; a later dump wins.
@@ -17,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hbmtwin.sim.explain.findings import Finding, Line
-from hbmtwin.sim.explain.forms import Form, Joined, form, hits
+from hbmtwin.sim.explain.forms import Form, Hit, Joined, form, hits
 from hbmtwin.sim.sizes import parse_count
 
 COUNTS = {
@@ -66,6 +67,10 @@ _DUMPS = (
     ),
     form("arguments", "server_args=ServerArgs(", reach=30_000, engine="sglang"),
 )
+_CALLS = (
+    form("arguments", "LLM(", reach=1_500, engine="vllm"),
+    form("arguments", "EngineArgs(", reach=1_500, engine="vllm"),
+)
 _COMMANDS = {
     "vllm serve": "vllm",
     "vllm.entrypoints": "vllm",
@@ -79,6 +84,7 @@ _LONGEST_COUNT = 20
 def read(texts: Sequence[Joined], lines: Sequence[Line]) -> list[Finding]:
     """Kind ``arguments``: numbers and words by vLLM's names, the engine and its version. O(characters)."""
     found = [_dump(hit.forms[0], hit.by, hit.place, hit.end) for hit in hits(texts, _DUMPS)]
+    found += [call for hit in hits(texts, _CALLS) if (call := _call(hit)) is not None]
     return sorted([*found, *_commands(lines)], key=lambda finding: finding.line)
 
 
@@ -94,6 +100,17 @@ def _dump(one: Form, by: Joined, place: int, end: int) -> Finding:
             bare = bare[: by.line_end(found.start(4)) - found.start(4)]
         put(numbers, words, _NAMED[said], single or double or bare or "")
     return Finding("arguments", by.line(place), by.rank, numbers, words)
+
+
+def _call(hit: Hit) -> Finding | None:
+    """What a script gives to ``LLM(...)``, up to its first closing bracket; None where that is no setting."""
+    closing = hit.by.text.find(")", hit.place, hit.end)
+    end = closing if closing >= 0 else hit.end
+    told = _dump(hit.forms[0], hit.by, hit.place, end)
+    words = dict(told.words)
+    if not re.search(r"model=['\"]", hit.by.text[hit.place : end]):  # a variable's name says nothing
+        words.pop("model", None)
+    return told._replace(words=words) if told.numbers or "model" in words else None
 
 
 def put(numbers: dict[str, int | float], words: dict[str, str], name: str, value: str) -> None:

@@ -75,6 +75,7 @@ SGLANG = (
         "Out of memory. Try to lower your batch size. Try to allocate {request_tokens} tokens",
         engine="sglang",
     ),
+    form("sglang_out_of_slots", "No space left for only one request", engine="sglang"),
     form("sglang_unbalanced", "The memory capacity is unbalanced. Some GPUs may be occupied by other processes"),
     *(
         form(

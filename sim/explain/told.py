@@ -143,6 +143,16 @@ TELLINGS: dict[str, Telling] = {
         ),
         "kv_tokens",
     ),
+    "trt_tokens": Telling(
+        Phrase("the KV cache holds {kv_tokens} tokens", "KV 缓存可容纳 {kv_tokens} 个 token"), "kv_tokens"
+    ),
+    "trt_free": Telling(
+        Phrase(
+            "{free_bytes} of {total_bytes} were free when the KV cache was sized",
+            "确定 KV 缓存大小时 {total_bytes} 中空闲 {free_bytes}",
+        ),
+        "free_bytes",
+    ),
     "trt_blocks": Telling(
         Phrase(
             "the KV cache has {num_gpu_blocks} blocks of {block_size} tokens",

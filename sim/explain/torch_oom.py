@@ -58,7 +58,7 @@ _DRIVER = re.compile(
     r"CUDA(?:driver)?[eE]rror:outofmemory|HIP(?:driver)?error:outofmemory|cudaErrorMemoryAllocation|"
     r"CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|Cudafailure(?:\d{1,4})?'outofmemory'|"
     r"cudaruntimeerror\(2\):outofmemory|TritonError\[CUDA\]:outofmemory|cudaMallocfailed:outofmemory|"
-    r"UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"
+    r"UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|CUDAruntimeerrorin.{1,160}?:outofmemory"
 )
 
 

@@ -133,3 +133,97 @@ def test_what_no_process_is_named_for_is_not_called_the_servers() -> None:
     )
     assert "2.98 GiB of the device are named by nobody; a driver keeps 1024.00 MiB at most" in books(told)
     assert "one server holds" not in books(told)
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 24.00 GiB "
+    "of which 16.00 MiB is free. Of the allocated memory 22.00 GiB is allocated by PyTorch, and 20.00 MiB is reserved "
+    "by PyTorch but unallocated.\n"
+)
+BEGUN = "INFO 11-02 08:00:01 model_runner.py:1456] Capturing cudagraphs for decoding. This may lead to unexpected\n"
+ENDED = "INFO 11-02 08:00:31 model_runner.py:1584] Graph capturing finished in 30 secs, took 0.50 GiB\n"
+LOADING = "INFO 11-02 07:59:01 model_runner.py:1110] Starting to load model /m/Foo-9B...\n"
+LOADED = "INFO 11-02 07:59:41 model_runner.py:1115] Loading model weights took 16.0000 GB\n"
+SERVING = "INFO:     Application startup complete.\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "when", "phase"),
+    [
+        (LOADING, "start_up", "weights"),
+        (LOADING + LOADED, None, ""),
+        (LOADING + LOADED + BEGUN, "start_up", "capture"),
+        (LOADING + LOADED + BEGUN + ENDED, None, ""),
+        (LOADING + LOADED + BEGUN + ENDED + SERVING, "run_time", ""),
+        ('  File "/v/torch/cuda/graphs.py", line 84, in capture_end\n', "start_up", "capture"),
+        (SERVING + '  File "/v/gpu_worker.py", line 9, in load_model\n', "start_up", "weights"),
+    ],
+)
+def test_what_the_log_was_at_tells_the_moment(log: str, when: str | None, phase: str) -> None:
+    (judgement,) = explain(log + OOM).judgements
+    assert (judgement.when, judgement.phase) == (when, phase)
+
+
+def test_a_script_tells_its_settings() -> None:
+    told = explain(
+        'llm = LLM(\n    model="Qwen/Qwen3-8B",\n    max_num_seqs=16,\n    max_model_len=8192,\n    '
+        "gpu_memory_utilization=0.8,\n)\nprint(max_num_seqs=99)\n" + OOM
+    )
+    assert told.server.model == "Qwen/Qwen3-8B"
+    wanted = {"max_num_seqs": 16, "max_model_len": 8192, "gpu_memory_utilization": 0.8}
+    assert {name: told.server.numbers[name] for name in wanted} == wanted
+
+
+def test_a_variable_is_no_models_name() -> None:
+    assert explain("llm = LLM(model=path, max_model_len=4096)\n" + OOM).server.model == ""
+    assert explain("the class LLM(Base) is documented\n" + OOM).server.engine == ""
+
+
+def test_what_tensorrt_llm_says_of_its_cache() -> None:
+    told = explain(
+        "[TensorRT-LLM][INFO] Allocate 1073741824 bytes for k/v cache.\n"
+        "[TensorRT-LLM][INFO] Using 8192 tokens in paged KV cache.\n"
+        "[TensorRT-LLM][INFO] Memory usage when calculating max tokens in paged kv cache: total: 22.00 GiB, available: "
+        "2.00 GiB\n"
+    )
+    said = "\n".join(str(each) for each in told.says)
+    assert "the KV cache holds 8,192 tokens" in said
+    assert "2.00 GiB of 22.00 GiB were free when the KV cache was sized" in said
+    assert "about 131,072 bytes of KV a token" in "\n".join(str(each) for each in told.arithmetic)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "when"),
+    [
+        (
+            "[TensorRT-LLM][ERROR] maxTokensInPagedKvCache must be large enough to process at least 1 sequence to",
+            Cause.NEVER_FITS,
+            "start_up",
+        ),
+        (
+            "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, stream->get()): out of memory (/x.h",
+            None,
+            None,
+        ),
+        (
+            "AssertionError: No space left for only one request, self.token_to_kv_pool_allocator.available_size()=3",
+            Cause.SHORTAGE,
+            "run_time",
+        ),
+    ],
+)
+def test_errors_that_were_not_read(text: str, cause: Cause | None, when: str | None) -> None:
+    told = explain(text)
+    assert told.understood
+    assert (told.judgements[0].cause, told.judgements[0].when) == (cause, when)
+
+
+def test_statistics_that_count_a_failure_are_not_called_healthy() -> None:
+    told = explain(
+        "|                  PyTorch CUDA memory summary, device ID 0                 |\n"
+        "|            CUDA OOMs: 2            |        cudaMalloc retries: 5         |\n"
+        "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n"
+        "| Allocated memory      |    2048 MB |    4096 MB |   89299 MB |   88237 MB |\n"
+        "| GPU reserved memory   |   10240 MB |   12420 MB |   16924 MB |    4504 MB |\n"
+    )
+    assert "count 2 since the process began: 8.00 GiB of 10.00 GiB reserved are not in tensors" in str(told.verdict)
