@@ -23,7 +23,7 @@ from hbmtwin.sim.explain.decode import Decoded, decode
 from hbmtwin.sim.explain.engine_errors import VLLM_ERRORS
 from hbmtwin.sim.explain.engine_names import in_words_of
 from hbmtwin.sim.explain.engine_run import healthy, served
-from hbmtwin.sim.explain.engine_start import START, nothing_left
+from hbmtwin.sim.explain.engine_start import START, nothing_left, too_long_in_tokens
 from hbmtwin.sim.explain.explanation import (
     DEVICE_AFTER_KV,
     DEVICE_BEFORE_KV,
@@ -139,6 +139,12 @@ def _judgements(findings: Sequence[Finding], server: Server) -> list[Judgement]:
     negative = [f for f in by_kind.get("boot_available_kv", ()) if f.numbers["available_kv_bytes"] <= 0]
     if negative and not found:
         found.append(nothing_left(negative[0], server))
+    below = [f for f in by_kind.get("boot_concurrency", ()) if 0 < f.numbers.get("max_concurrency", 1) < 1]
+    if below and not found:  # the refusal that follows was cut off
+        tokens = server.numbers.get(
+            "kv_tokens", int(below[0].numbers["max_concurrency"] * below[0].numbers["max_model_len"])
+        )
+        found.append(too_long_in_tokens(below[0]._replace(numbers={**below[0].numbers, "kv_tokens": tokens}), server))
     found += [*judge(findings), *served(findings, server)]
     found = in_words_of(server.engine, found)
     return sorted(found, key=lambda judgement: (judgement.cause is None, judgement.line in warned))

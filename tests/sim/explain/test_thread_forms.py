@@ -227,3 +227,17 @@ def test_statistics_that_count_a_failure_are_not_called_healthy() -> None:
         "| GPU reserved memory   |   10240 MB |   12420 MB |   16924 MB |    4504 MB |\n"
     )
     assert "count 2 since the process began: 8.00 GiB of 10.00 GiB reserved are not in tensors" in str(told.verdict)
+
+
+def test_less_than_one_request_is_no_healthy_start() -> None:
+    """A paste that ends before the refusal, and `hbmtwin fit`'s own screen, have only the three boot lines."""
+    told = explain(
+        "INFO 08-06 01:39:22 executor_base.py:111] # cuda blocks: 96, # CPU blocks: 512\n"
+        "INFO 08-06 01:39:22 executor_base.py:116] Maximum concurrency for 2048 tokens per request: 0.75x\n"
+    )
+    (judgement,) = told.judgements
+    assert (judgement.cause, judgement.when) == (Cause.NEVER_FITS, "start_up")
+    assert "one request of max_model_len 2,048 tokens does not fit: the KV cache holds 1,536 tokens" in str(
+        told.verdict
+    )
+    assert "2,048 tokens - 1,536 = 512 tokens short" in books(told)
