@@ -129,6 +129,7 @@ def scenario_of(run: ServedRun, device: str) -> Scenario:
             f"scheduler.max_num_batched_tokens={s.most_tokens}",
             f"scheduler.long_prefill_token_threshold={s.max_num_batched_tokens if s.data_parallel_size > 1 else 0}",
             f"workload.trace={json.dumps(str(run.requests))}",
+            "results.steps=true",
         ],
     )
 
@@ -178,6 +179,21 @@ def simulated_curves(result: Result, end_s: Vector) -> Curves:
     line = result.timeline
     at = np.searchsorted(line["time_ns"].to_numpy(float) / 1e9, end_s, side="right") - 1
     return Curves(end_s, *(line[key].to_numpy(float)[at] for key in ("running", "waiting")))
+
+
+def simulated_generation(result: Result, end_s: Vector) -> Vector:
+    """Tokens generated a second in each interval, counted as a log counts them: at the end of their step."""
+    steps = result.steps
+    if steps is None:
+        raise ServedRunError("the simulation kept no steps; set results.steps")
+    moments, tokens = [result.requests["first_token_ns"].to_numpy(float)], [np.ones(len(result.requests))]
+    for new, context, ends in zip(steps["new_tokens"], steps["context_tokens"], steps["step_ends_ns"], strict=True):
+        decodes = sum(1 for count, before in zip(new, context, strict=True) if count == 1 and before)
+        moments.append(np.asarray(ends, float))
+        tokens.append(np.full(len(ends), float(decodes)))
+    edges = np.concatenate([[0.0], end_s]) * 1e9
+    counted, _ = np.histogram(np.concatenate(moments), edges, weights=np.concatenate(tokens))
+    return np.asarray(counted / np.diff(edges) * 1e9, dtype=float)
 
 
 def curve_errors(measured: Curves, simulated: Curves) -> Mapping[str, float]:
