@@ -208,11 +208,16 @@ def settings(fit: Fit) -> list[Said]:
             f"{a.name} {a.value}"
             for a in fit.arguments
             if (a.origin == "default") == default and a.name not in ("model", "device", "engine", "engine_version")
-            if not default or a.value not in (0, 1, "auto")
+            if not default or (a.value not in (0, 1, "auto") and not _is_of_graphs(fit, a.name))
         ]
         if chosen:
             found.append(Said.of(phrase, settings=", ".join(chosen)))
     return found
+
+
+def _is_of_graphs(fit: Fit, name: str) -> bool:
+    """SGLang's default stands for the largest batch of a graph; how many run follows from the pool."""
+    return name == "max_num_seqs" and fit.budget.engine == "sglang"
 
 
 def only_kv(fit: Fit) -> Said | None:

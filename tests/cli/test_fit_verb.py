@@ -323,3 +323,9 @@ def test_without_unicode_the_bars_are_hashes_and_nothing_fails() -> None:
     assert done.stderr == b""
     assert b"####" in done.stdout
     assert b"14.24" in done.stdout
+
+
+def test_the_batch_of_sglang_s_graphs_is_not_told_as_a_limit_of_requests(shell: Shell) -> None:
+    asked = ("fit", "--model", "qwen3-8b", "--device", "ascend-910b4", "--engine", "sglang")
+    assert "max_num_seqs" not in shell(*asked).out
+    assert "Given: max_num_seqs 8" in shell(*asked, "--max-num-seqs", "8").out
