@@ -38,6 +38,7 @@ COEFFICIENTS: Mapping[str, tuple[float, float]] = {
     "prefill_flops_efficiency": _EFFICIENCY,
     "attention_flops_efficiency": _EFFICIENCY,
     "matmul_overlap": (0.0, 1.0),
+    "elementwise_bytes_per_s": _PER_SECOND,
     "attention_launch_ns": _NS,
     "attention_sequence_ns": _NS,
     "layer_overhead_ns": _NS,

@@ -26,7 +26,7 @@ class RooflineCost:
 
     ``t = max(t_host, t_dev)``, as with asynchronous scheduling, and ``t_dev`` is the sum of
 
-    - a fixed part per step and per layer;
+    - a fixed part per step and per layer, and what small ops take per token where the device has a figure;
     - the matrices: the longer of streaming the weights once and of their FLOPs (2 per weight and token; the head works
       for one row a sequence), and of the shorter what a device does not overlap (``matmul_overlap``). Of routed
       experts those count that the batch reads (:mod:`hbmtwin.kernels.expert_cost`) and that a token passes; quantised
@@ -81,7 +81,8 @@ class RooflineCost:
         self._fixed = self.step_ticks + ticks(device.layer_overhead_ns * layers) + allreduce + self._launch
         self._token_row = self._token + self._row
         self._row_sequence = self.attention.sequence_ticks + self.mamba.sequence_ticks
-        self._sequence = self._allreduce_token + self._row_sequence
+        self._each_token = self._allreduce_token + _small_ops_ticks(model, device, tp)
+        self._sequence = self._each_token + self._row_sequence
         self._serial = round((1 - device.matmul_overlap) * SERIAL_ONE)
         self._host_decode = max(TICKS_PER_NS, ticks(device.host_step_ns))
         self._host_prefill = max(self._host_decode, ticks(device.host_layer_ns * layers))
@@ -137,11 +138,28 @@ class RooflineCost:
         streamed = self._weights if self._experts is None else self._weights + self._experts.stream_ticks(tokens)
         matrices = tokens * self._token + rows * self._row
         total = self._fixed + max(streamed, matrices) + min(streamed, matrices) * self._serial // SERIAL_ONE
-        total += tokens * self._allreduce_token + rows * self._row_sequence
+        total += tokens * self._each_token + rows * self._row_sequence
         total += prompts * self.mamba.prefill_token_ticks
         if count:
             total += self._launch + read * self._read + window_read * self._window_read
         return total + attention
+
+
+def small_op_values(hidden_size: int, intermediate_size: int, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+    """Values that a layer's small ops read and write for a token: two norms and two sums, the activation, rotary."""
+    return 10 * hidden_size + 3 * intermediate_size + 2 * (num_heads + num_kv_heads) * head_dim
+
+
+def _small_ops_ticks(model: ModelShape, device: DeviceSpec, tp: int) -> int:
+    """Of one token in all layers; 0 without a figure."""
+    if not device.elementwise_bytes_per_s:
+        return 0
+    e, wide = model.experts, model.intermediate_size
+    if e is not None:
+        wide = e.experts_per_token * e.intermediate_size + e.shared_intermediate_size
+    heads, kv_heads = model.num_attention_heads // tp, max(1, model.num_kv_heads // tp)
+    values = small_op_values(model.hidden_size, wide // tp, heads, kv_heads, model.head_dim) * model.num_blocks / 2
+    return ticks(values * model.dtype_bytes / device.elementwise_bytes_per_s * 1e9)
 
 
 def _speedup(model: ModelShape, device: DeviceSpec) -> float:

@@ -32,7 +32,10 @@ CONFIDENCE = {
 
 FILES = ("devices_a2", "devices_ascend", "devices_ampere", "devices_ada_hopper", "devices_blackwell")
 WORDS = ("vendor", "family", "runtime_names", "like")
-MEASURED_ONLY = ("matmul_overlap", "attention_flops_efficiency", "attention_sequence_ns", "profile")
+MEASURED_ONLY = (
+    *("matmul_overlap", "attention_flops_efficiency", "elementwise_bytes_per_s", "attention_sequence_ns"),
+    "profile",
+)
 """What only a calibration profile sets: no figure is published of any device, and their defaults change nothing."""
 FIGURES = tuple(f.name for f in fields(DeviceSpec) if f.name not in (*WORDS, *MEASURED_ONLY, "name", "sources"))
 """The fields of a device that are numbers: each stands in the file with its source."""

@@ -65,7 +65,13 @@ models_of_cost = st.sampled_from(
         cost(GEMMA_9B, A100, attention="standard"),
         cost(
             GEMMA_9B,
-            replace(A100, matmul_overlap=0.3, attention_flops_efficiency=0.2, attention_sequence_ns=5_000),
+            replace(
+                A100,
+                matmul_overlap=0.3,
+                attention_flops_efficiency=0.2,
+                attention_sequence_ns=5_000,
+                elementwise_bytes_per_s=1e10,
+            ),
         ),
     ]
 )
@@ -98,6 +104,11 @@ def test_what_only_a_profile_sets_adds_what_its_words_say() -> None:
     slower = attended * (1 / 0.31 - 1 / A100.prefill_flops_efficiency)
     more = measured.steps(prompt).first_ns - plain.steps(prompt).first_ns
     assert more == pytest.approx(0.75 * streamed + slower + 32 * 3_000, rel=1e-3)
+    passes = cost(LLAMA_8B, replace(A100, elementwise_bytes_per_s=1e9))
+    values = 10 * 4096 + 3 * 14336 + 2 * 40 * 128
+    for b, tokens in ((b, 64), (prompt, 512)):
+        more = passes.steps(b).first_ns - plain.steps(b).first_ns
+        assert more == pytest.approx(tokens * 32 * values * 2, rel=1e-6)
 
 
 def test_leaps_that_multiply_or_that_floor_once_are_caught() -> None:
