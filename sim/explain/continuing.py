@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hbmtwin.sim import catalog
 from hbmtwin.sim.catalog.quantization import BY_NAME
 from hbmtwin.sim.explain.server import Server
 from hbmtwin.sim.explain.server_settings import SHARES, SWITCHES
@@ -44,6 +45,8 @@ MODEL_UNKNOWN = Phrase(
     "目录中没有 {model}：请用 --model 指定它的 config.json 路径",
 )
 
+BUILT_IN_MODEL, BUILT_IN_DEVICE = "llama-2-7b", "ascend-910b4"
+"""What a scenario without these keys runs."""
 _SPLITS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _OF_A_MODEL = (*_SPLITS, "device", "quantization")
 _SETTINGS = (
@@ -226,9 +229,22 @@ def scenario_toml(server: Server) -> str:
     put("device", "name", server.device or None)
     total = server.size("total_bytes")
     put("device", "memory_bytes", total if server.device else None, lambda size: 2**30 <= size <= _MOST)
-    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
-        count("engine", key, key)
-    count("engine", "max_model_len", "max_model_len", 2)
+    device = catalog.device(server.device or BUILT_IN_DEVICE)
+    ranks = int(numbers.get("tensor_parallel_size", 1))
+    if ranks == 1 or ranks in device.allreduce_ns:
+        count("engine", "tensor_parallel_size", "tensor_parallel_size")
+    else:
+        reason = f"{device.name} has no all-reduce time for as many"
+        not_told("engine", f"tensor_parallel_size = {ranks}  # {reason}")
+    count("engine", "pipeline_parallel_size", "pipeline_parallel_size")
+    model = catalog.model(server.catalog_model or BUILT_IN_MODEL)
+    length = int(numbers.get("max_model_len", 0))
+    if length <= model.max_position_embeddings:
+        count("engine", "max_model_len", "max_model_len", 2)
+    else:
+        stands_in = "" if server.catalog_model else ", which stands in for the text's: name that first"
+        reason = f"more than the {model.max_position_embeddings} positions of {model.name}{stands_in}"
+        not_told("engine", f"max_model_len = {length}  # {reason}")
     share = numbers.get("gpu_memory_utilization")
     put("engine", "gpu_memory_utilization", share, lambda value: 0 < value <= 1)
     count("scheduler", "max_num_seqs", "max_num_seqs")
