@@ -2,7 +2,7 @@
 
 ::
 
-    check_npu_calls()                                     python -P -m hbmtwin.validation.npu_calls FOLDER PLANTED
+    check_npu_calls()                                     python -P -m hbmtwin.validation.npu_calls FOLDER ANSWER
       builds the emulated driver, starts ---------------> imports torch_npu over it
                                                           every case --our kernels--> NpuCalls on meta tensors
                                                             names and types --the op's schema
@@ -22,7 +22,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,19 +53,21 @@ class NpuCallsReport(NamedTuple):
     """Methods of the kernels whose result has another shape than the contract says."""
     at_hand: str
     """The name of what ``kernels_for("npu")`` gives on the emulated device, with its family."""
+    planted: dict[str, tuple[CheckedCall, ...]]
+    """The same calls with a mistake of :data:`PLANTED` in every one that has room for it."""
 
 
-def check_npu_calls(planted: str = "") -> NpuCallsReport:
+def check_npu_calls(planted: Sequence[str] = ()) -> NpuCallsReport:
     """Hold every call to the real torch_npu, in a process of its own: some seconds.
 
-    *planted* names a mistake of :data:`PLANTED` to be made in every call that has room for it. Raises
-    EmulatorUnavailable where the machine, the wheels or a compiler are missing.
+    *planted* names mistakes of :data:`PLANTED` to be tried besides. Raises EmulatorUnavailable where the machine, the
+    wheels or a compiler are missing.
     """
     build = build_emulator()
     with tempfile.TemporaryDirectory(prefix="hbmtwin-calls-") as scratch:
         answer = Path(scratch) / "calls.json"
         done = subprocess.run(
-            [*WORKER, str(build.folder), planted, str(answer)],
+            [*WORKER, str(build.folder), str(answer), *planted],
             env=os.environ | build.environment(),
             capture_output=True,
             text=True,
@@ -74,8 +76,12 @@ def check_npu_calls(planted: str = "") -> NpuCallsReport:
         if not answer.exists():
             raise EmulatorUnavailable(f"torch_npu could not be asked: {done.stderr.strip()[-2000:]}")
         found = json.loads(answer.read_text())
-    calls = tuple(CheckedCall(case, op, meta, tuple(problems)) for case, op, meta, problems in found["calls"])
-    return NpuCallsReport(calls, tuple(found["names"]), tuple(found["outputs"]), found["at_hand"])
+    by_mistake = {
+        mistake: tuple(CheckedCall(case, op, meta, tuple(problems)) for case, op, meta, problems in calls)
+        for mistake, calls in found["calls"].items()
+    }
+    calls = by_mistake.pop("")
+    return NpuCallsReport(calls, tuple(found["names"]), tuple(found["outputs"]), found["at_hand"], by_mistake)
 
 
 def _misspelt(call: NpuCall) -> NpuCall:
@@ -130,8 +136,8 @@ PLANTED: dict[str, Callable[[NpuCall], NpuCall]] = {
 
 
 def main() -> None:
-    """Write the answer. Arguments: the folder of the build, a planted mistake or nothing, the file of the answer."""
-    folder, planted, answer = sys.argv[1:]
+    """Write the answer. Arguments: the folder of the build, the file of the answer, mistakes to be planted."""
+    folder, answer, *planted = sys.argv[1:]
     build = Build(Path(folder))
     driver, *_ = [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in build.libraries]
     driver.hbmtwin_set_cann(b"9.0.0")
@@ -146,10 +152,11 @@ def main() -> None:
 
     torch.set_num_threads(1)
     EmulatedDriver(driver).configure(NpuSettings())
-    found = []
+    found: dict[str, list[tuple[str, str, bool, list[str]]]] = {mistake: [] for mistake in ("", *planted)}
     for case, family, call in calls():
-        made = PLANTED[planted](call) if planted else call
-        found.append((case, call.op, _has_meta(call.op), list(_problems(made, family))))
+        for mistake, checked in found.items():
+            made = PLANTED[mistake](call) if mistake else call
+            checked.append((case, call.op, _has_meta(call.op), list(_problems(made, family))))
     here: Any = kernels_for("npu")
     report = {
         "calls": found,

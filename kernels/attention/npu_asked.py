@@ -41,7 +41,8 @@ class TensorArg(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    on_host: bool = False
+    device: str = "npu"
+    """torch's name of its kind; ``cpu`` is the host."""
     contiguous: bool = True
     values: tuple[int, ...] | None = None
     """Flat, where the host knows them."""
@@ -247,7 +248,7 @@ def _seen(value: Any, known: Sequence[int] | None) -> Any:
     return TensorArg(
         tuple(value.shape),
         str(value.dtype).removeprefix("torch."),
-        value.device.type == "cpu",
+        value.device.type,
         value.is_contiguous(),
         None if known is None else tuple(known),
     )

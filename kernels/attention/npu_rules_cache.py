@@ -192,7 +192,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "call to(torch.int32)",
         ),
         Rule(
-            *("table_device", "block_table", lambda a: a.t("block_table").on_host),
+            *("table_device", "block_table", lambda a: a.t("block_table").device != a.t("query").device),
             "on the device",
             "call to('npu')",
         ),
@@ -202,7 +202,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "call to(torch.int32)",
         ),
         Rule(
-            *("lens_host", "context_lens", lambda a: not a.t("context_lens").on_host),
+            *("lens_host", "context_lens", lambda a: a.t("context_lens").device != "cpu"),
             "on the host, where block_table is on the device",
             "call cpu()",
         ),

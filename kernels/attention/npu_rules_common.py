@@ -143,7 +143,7 @@ PAGING: tuple[Rule, ...] = (
         "call to(torch.int32)",
     ),
     Rule(
-        *("table_device", "block_table", lambda a: a.paged and a.t("block_table").on_host),
+        *("table_device", "block_table", lambda a: a.paged and a.t("block_table").device != a.t("query").device),
         "on the device",
         "call to('npu')",
     ),

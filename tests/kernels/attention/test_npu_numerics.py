@@ -1,0 +1,318 @@
+"""The NPU kernels against the float64 reference, over ops that do on the CPU what their documents say.
+
+No NPU is here, so this tells whether *our* calls ask for the right thing (layouts, lengths, masks, windows, slots,
+order of results), if the ops do what is documented of them. It says nothing of a device.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hbmtwin.kernels.attention import npu_fia
+from hbmtwin.kernels.attention.backends import BackendUnavailable
+from hbmtwin.kernels.attention.checked import Checked
+from hbmtwin.kernels.attention.interface import AttentionShape
+from hbmtwin.kernels.attention.npu import NpuChoice, NpuKernels, choice_for
+from hbmtwin.kernels.attention.npu_cache import PAGED_ATTENTION, RESHAPE_AND_CACHE
+from hbmtwin.kernels.attention.npu_fia import FIA, FIA_V2, FUSION, IN_V2
+from hbmtwin.kernels.attention.reference import ReferenceKernels
+
+LIMIT = 4e-3
+GARBAGE = 50.0
+"""In what may not be read. Finite: of NaN the ops' documents ask for none in a cache."""
+KINDS = {
+    "a2": ("a2", choice_for("a2")),
+    "version 2, ATB": ("a3", NpuChoice(FIA_V2, FIA_V2, FIA_V2, FIA_V2, RESHAPE_AND_CACHE)),
+    "fusion": ("a2", choice_for("a2")._replace(prefill=FUSION)),
+    "310p": ("310p", choice_for("310p")),
+}
+SHAPES = {
+    "packed": AttentionShape(8, 2, 128, 128, "float16"),
+    "padded": AttentionShape(14, 2, 64, 64, "float16"),
+}
+Q_LENS, LENS = [3, 3, 1, 1, 20, 1], [3, 3, 9, 9, 150, 129]
+
+
+def plain(sums: list[int]) -> list[int]:
+    return [high - low for low, high in pairwise([0, *sums])]
+
+
+class DocumentedOps:
+    """The ops as torch_npu's documents describe them, one sequence at a time, in float32."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+
+    def npu_fused_infer_attention_score_v2(self, **renamed: Any) -> Any:
+        back = {new: old for old, new in IN_V2.items()}
+        return self.npu_fused_infer_attention_score(**{back.get(name, name): value for name, value in renamed.items()})
+
+    def npu_fused_infer_attention_score(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        *,
+        num_heads: int,
+        num_key_value_heads: int,
+        input_layout: str,
+        scale: float,
+        atten_mask: Any = None,
+        actual_seq_lengths: Any = None,
+        actual_seq_lengths_kv: Any = None,
+        block_table: Any = None,
+        block_size: int = 0,
+        sparse_mode: int = 0,
+        pre_tokens: int = 2147483647,
+        next_tokens: int = 2147483647,
+        key_antiquant_scale: Any = None,
+        value_antiquant_scale: Any = None,
+        key_antiquant_mode: int = 0,
+        value_antiquant_mode: int = 0,
+    ) -> Any:
+        if input_layout == "TND":
+            queries = list(query.split(plain(actual_seq_lengths)))
+        else:
+            queries = [row.transpose(0, 1) if input_layout == "BNSD" else row for row in query]
+        one = input_layout != "TND" and queries[0].shape[0] == 1
+        if block_table is not None:
+            assert (key_antiquant_mode, value_antiquant_mode) in ((0, 0), (4, 4), (5, 5))
+            keys = self.blocks(key, key_antiquant_scale, num_key_value_heads, block_table, actual_seq_lengths_kv)
+            values = self.blocks(value, value_antiquant_scale, num_key_value_heads, block_table, actual_seq_lengths_kv)
+        elif input_layout == "TND":
+            lens = plain(actual_seq_lengths_kv)
+            keys, values = list(key.split(lens)), list(value.split(lens))
+        else:
+            both = (x.transpose(1, 2) if input_layout == "BNSD" else x for x in (key, value))
+            keys, values = ([row[:n] for row, n in zip(x, actual_seq_lengths_kv, strict=True)] for x in both)
+        done = []
+        for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
+            if one:
+                outside = None if atten_mask is None else atten_mask[i, 0, :, : k.shape[0]]
+            else:
+                outside = self.compressed(atten_mask, sparse_mode, pre_tokens, next_tokens, len(q), len(k))
+            done.append(self.attention(q, k, v, scale, outside))
+        if input_layout == "TND":
+            return self.torch.cat(done), None
+        made = self.torch.stack(done)
+        return (made.transpose(1, 2) if input_layout == "BNSD" else made), None
+
+    def npu_fusion_attention(self, query: Any, key: Any, value: Any, head_num: int, **given: Any) -> Any:
+        made, _ = self.npu_fused_infer_attention_score(
+            query,
+            key,
+            value,
+            num_heads=head_num,
+            num_key_value_heads=key.shape[1],
+            input_layout=given["input_layout"],
+            scale=given["scale"],
+            atten_mask=given["atten_mask"],
+            sparse_mode=given["sparse_mode"],
+            pre_tokens=given.get("pre_tockens", 2147483647),
+            next_tokens=given.get("next_tockens", 2147483647),
+            actual_seq_lengths=given["actual_seq_qlen"],
+            actual_seq_lengths_kv=given["actual_seq_kvlen"],
+        )
+        return made, None, None, None, 0, 0, 0
+
+    def npu_prompt_flash_attention(
+        self, query: Any, key: Any, value: Any, *, atten_mask: Any, next_tokens: int = 0, **given: Any
+    ) -> Any:
+        assert given["input_layout"] == "BNSD"
+        assert "num_key_value_heads" not in given
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        at = self.torch.arange(len(k)).unsqueeze(0) - self.torch.arange(len(q)).unsqueeze(1)
+        return self.attention(q, k, v, given["scale_value"], atten_mask | (at > next_tokens)).transpose(0, 1)[None]
+
+    def npu_incre_flash_attention(
+        self, *, actual_seq_lengths: Any, scale_value: float, num_heads: int, **given: Any
+    ) -> Any:
+        made, _ = self.npu_fused_infer_attention_score(
+            actual_seq_lengths_kv=actual_seq_lengths, scale=scale_value, num_heads=num_heads, **given
+        )
+        return made
+
+    def _npu_paged_attention(self, *, query: Any, out: Any, context_lens: Any, **given: Any) -> None:
+        lens = context_lens.tolist()
+        keys, values = (
+            self.blocks(given[name].flatten(2), None, given["num_kv_heads"], given["block_table"], lens)
+            for name in ("key_cache", "value_cache")
+        )
+        for i, (k, v) in enumerate(zip(keys, values, strict=True)):
+            out[i] = self.attention(query[i : i + 1], k, v, given["scale_value"], None)[0]
+
+    def npu_scatter_pa_kv_cache(
+        self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, *, cache_mode: str
+    ) -> None:
+        assert cache_mode == "Norm"
+        for new, cache in ((key, key_cache), (value, value_cache)):
+            cache.view(-1, *cache.shape[2:])[slot_mapping.long()] = new
+
+    def _npu_reshape_and_cache(self, key: Any, value: Any, key_cache: Any, value_cache: Any, slot_indices: Any) -> None:
+        assert slot_indices.dtype == self.torch.int32
+        kept = slot_indices >= 0
+        for new, cache in ((key, key_cache), (value, value_cache)):
+            cache.view(-1, *cache.shape[2:])[slot_indices[kept].long()] = new[kept]
+
+    def npu_dynamic_quant(self, input: Any) -> Any:
+        scale = input.float().abs().amax(-1) / 127
+        return (input.float() / scale[..., None]).round().to(self.torch.int8), scale
+
+    def blocks(self, cache: Any, scales: Any, kv_heads: int, table: Any, lens: Any) -> list[Any]:
+        """The keys of each sequence, (length, Nkv, D)."""
+        tokens = cache.view(*cache.shape[:2], kv_heads, -1).float()
+        if scales is not None:
+            tokens *= (scales[:, :, None] if scales.ndim == 2 else scales.transpose(1, 2))[..., None]
+        return [
+            tokens[row[: -(-length // cache.shape[1])].long()].flatten(0, 1)[:length]
+            for row, length in zip(table, lens, strict=True)
+        ]
+
+    def compressed(self, mask: Any, mode: int, before: int, after: int, q_len: int, kv_len: int) -> Any:
+        """What a query of the sequence leaves out, its origin in the lower right corner."""
+        assert mask.shape == (2048, 2048)
+        assert mask.equal(self.torch.ones(2048, 2048, dtype=self.torch.bool).triu(1))
+        at = self.torch.arange(kv_len).unsqueeze(0) - self.torch.arange(kv_len - q_len, kv_len).unsqueeze(1)
+        return at > 0 if mode == 3 else (at > after) | (at < -before)
+
+    def attention(self, q: Any, k: Any, v: Any, scale: float, outside: Any) -> Any:
+        repeat = q.shape[1] // k.shape[1]
+        keys, values = (x.float().repeat_interleave(repeat, 1) for x in (k, v))
+        scores = self.torch.einsum("qnd,knd->nqk", q.float(), keys) * scale
+        if outside is not None:
+            scores = scores.masked_fill(outside, -self.torch.inf)
+        return self.torch.einsum("nqk,knd->qnd", scores.softmax(-1), values).to(q.dtype)
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def kernels(request: pytest.FixtureRequest, torch: Any, monkeypatch: pytest.MonkeyPatch) -> NpuKernels:
+    ops = DocumentedOps(torch)
+    members = {name: getattr(ops, name) for name in dir(ops) if "npu_" in name}
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(**members))
+    monkeypatch.setenv("ATB_HOME_PATH", "/nowhere")
+    made = NpuKernels(*request.param)
+    monkeypatch.setattr(made, "device", "cpu")
+    return made
+
+
+def distance(kernels: Any, method: str, arguments: dict[str, Any]) -> float:
+    made = getattr(Checked(kernels), method)(**arguments).double()
+    far = (made - getattr(ReferenceKernels(), method)(**arguments)).abs().max()
+    return float(far.nan_to_num(float("inf")))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("window", [0, 1, 7])
+def test_every_method(kernels: NpuKernels, shape: AttentionShape, window: int, batches: Any) -> None:
+    assert distance(kernels, "prefill", batches.packed(shape, Q_LENS, LENS, window)) < LIMIT
+    assert distance(kernels, "decode", batches.padded(shape, LENS, window, garbage=GARBAGE)) < LIMIT
+    for q_lens in (Q_LENS, [1] * len(LENS)):
+        paged = batches.paged(shape, LENS, 128, q_lens, window, garbage=GARBAGE)
+        assert distance(kernels, "paged_prefill", paged) < LIMIT
+    assert distance(kernels, "paged_decode", batches.paged(shape, LENS, 128, window=window, garbage=GARBAGE)) < LIMIT
+
+
+@pytest.mark.parametrize("per_head", [False, True], ids=["per token", "per token and head"])
+@pytest.mark.parametrize("window", [0, 7])
+def test_int8(kernels: NpuKernels, per_head: bool, window: int, batches: Any) -> None:
+    plain = batches.paged(SHAPES["packed"], LENS, 128, window=window, garbage=GARBAGE)
+    quantised = batches.int8(plain, per_head=per_head)
+    if kernels.family == "310p":
+        with pytest.raises(BackendUnavailable, match="takes no scales of an INT8 cache; use npu_fused"):
+            kernels.paged_decode(**quantised)
+    else:
+        assert distance(kernels, "paged_decode", quantised) < LIMIT
+
+
+@pytest.mark.parametrize("slots", ["int32", "int64"])
+def test_a_write_lands_in_its_slots(kernels: NpuKernels, slots: str, torch: Any) -> None:
+    new, cache = torch.randn(5, 2, 64).half(), torch.zeros(3, 128, 2, 64).half()
+    values = torch.zeros_like(cache)
+    at = torch.tensor([0, 383, 128, 5, 200], dtype=getattr(torch, slots))
+    kernels.write_kv(new, -new, cache, values, slots=at)
+    assert cache.view(-1, 2, 64)[at.long()].equal(new)
+    assert values.equal(-cache)
+    assert cache.ne(0).any(-1).any(-1).sum() == 5
+
+
+@pytest.mark.parametrize("per_head", [False, True], ids=["per token", "per token and head"])
+def test_an_int8_write_keeps_what_it_wrote(kernels: NpuKernels, per_head: bool, torch: Any) -> None:
+    if kernels.family == "310p":
+        pytest.skip("INT8 caches are for FIA")
+    new, cache = torch.randn(5, 2, 64).half(), torch.zeros(3, 128, 2, 64, dtype=torch.int8)
+    values, scales = torch.zeros_like(cache), torch.zeros((3, 2, 128) if per_head else (3, 128))
+    at = torch.tensor([0, 383, 128, 5, 200])
+    kernels.write_kv_int8(new, -new, cache, values, scales, scales.clone(), slots=at)
+    factor = scales.transpose(1, 2) if per_head else scales[..., None]
+    kept = (cache * factor[..., None]).view(-1, 2, 64)[at]
+    assert float((kept - new).abs().max()) < 0.03
+    assert values.equal(-cache)
+
+
+def test_atb_reads_blocks_where_it_is_chosen(kernels: NpuKernels, batches: Any) -> None:
+    chosen = NpuKernels(kernels.family, kernels.choice._replace(paged_decode=PAGED_ATTENTION))
+    chosen.device = "cpu"
+    assert distance(chosen, "paged_decode", batches.paged(SHAPES["packed"], LENS, 128, garbage=GARBAGE)) < LIMIT
+    with pytest.raises(BackendUnavailable, match="no mask and so no window"):
+        chosen.paged_decode(**batches.paged(SHAPES["packed"], LENS, 128, window=3))
+
+
+def test_an_op_of_atb_without_nnal_says_what_to_install(
+    kernels: NpuKernels, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATB_HOME_PATH")
+    chosen = NpuKernels(kernels.family, kernels.choice._replace(write=RESHAPE_AND_CACHE))
+    new, cache = torch.zeros(1, 2, 64), torch.zeros(1, 128, 2, 64)
+    with pytest.raises(BackendUnavailable, match=r"ATB_HOME_PATH is not set; install NNAL and source its set_env\.sh"):
+        chosen.write_kv(new, new, cache, cache, slots=torch.tensor([0]))
+
+
+@pytest.mark.parametrize("mistake", ["window off by one", "mask turned", "a key of the future"])
+def test_a_planted_mistake_is_caught(
+    mistake: str, kernels: NpuKernels, batches: Any, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels.choice.prefill != FIA:
+        pytest.skip("planted in the calls of FIA's first version")
+    right = npu_fia.causal
+    if mistake == "window off by one":
+        monkeypatch.setattr(
+            npu_fia, "causal", lambda mask, window=0: right(mask, window) | {"pre_tokens": window, "sparse_mode": 4}
+        )
+    elif mistake == "mask turned":
+        monkeypatch.setattr(npu_fia, "window_mask", lambda lens, columns, window, device: _turned(torch, lens, columns))
+    else:
+        monkeypatch.setattr(npu_fia, "causal", lambda mask, window=0: right(mask, window) | {"next_tokens": 1})
+    packed = batches.packed(SHAPES["packed"], Q_LENS, LENS, 7)
+    padded = batches.padded(SHAPES["packed"], LENS, 7, garbage=GARBAGE)
+    assert distance(kernels, "prefill", packed) > LIMIT or distance(kernels, "decode", padded) > LIMIT
+
+
+def _turned(torch: Any, lens: Any, columns: int) -> Any:
+    """True where a query looks: the other way round."""
+    key = torch.arange(columns)[None]
+    return (key < torch.tensor(lens)[:, None])[:, None, None, :]
+
+
+def test_mla_reads_the_latent_for_keys_and_for_values(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def op(**given: Any) -> Any:
+        seen.update(given)
+        return given["query"], None
+
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu_fused_infer_attention_score=op))
+    kernels = NpuKernels("a2", choice_for("a2"))
+    q, rope = torch.randn(2, 16, 512).half(), torch.randn(2, 16, 64).half()
+    cache, rope_cache = torch.randn(4, 128, 1, 512).half(), torch.randn(4, 128, 1, 64).half()
+    table = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32)
+    made = kernels.mla_paged_decode(q, rope, cache, rope_cache, block_table=table, context_lens=[200, 7], scale=0.1)
+    assert made.shape == (2, 16, 512)
+    assert seen["key"] is seen["value"]
+    assert seen["key"].shape == (4, 128, 512)
+    assert seen["key_rope"].shape == (4, 128, 64)
+    assert (seen["num_key_value_heads"], seen["block_size"], seen["actual_seq_lengths_kv"]) == (1, 128, [200, 7])
