@@ -47,6 +47,7 @@ class AttentionCost:
         self.sequence_ticks = ticks(device.attention_sequence_ns * layers)
         """Per sequence of a call."""
         self._window = model.window
+        self._block = device.attention_block_tokens
         self._full = make(model, device, tp, full_bytes, full) if full else None
         self._windowed = make(model, device, tp, window_bytes, windowed) if windowed else None
         self.decode_token_ticks = self._full.decode_token_ticks if self._full else 0
@@ -60,12 +61,14 @@ class AttentionCost:
         if self._full is not None:
             pairs = new_tokens * context_tokens + new_tokens * (new_tokens + 1) // 2
             everything = new_tokens * (new_tokens + context_tokens)
-            total += self._full.prefill_ticks(pairs, everything, context_tokens, new_tokens)
+            computed = min(everything, pairs + masked_pairs(new_tokens, self._block))
+            total += self._full.prefill_ticks(computed, everything, context_tokens, new_tokens)
         if self._windowed is not None:
             context = min(context_tokens, self._window - 1)
             pairs = window_pairs(new_tokens, context_tokens, self._window)
             everything = new_tokens * min(new_tokens + context, self._window)
-            total += self._windowed.prefill_ticks(pairs, everything, context, new_tokens)
+            computed = min(everything, pairs + masked_pairs(new_tokens, self._block))
+            total += self._windowed.prefill_ticks(computed, everything, context, new_tokens)
         return total
 
 
@@ -73,6 +76,11 @@ def window_pairs(new_tokens: int, context_tokens: int, window: int) -> int:
     """Pairs of *new_tokens* queries and the keys in their *window*, behind *context_tokens*. O(1)."""
     growing = min(new_tokens, max(0, window - context_tokens))  # queries that still see everything before them
     return growing * context_tokens + growing * (growing + 1) // 2 + (new_tokens - growing) * window
+
+
+def masked_pairs(new_tokens: int, block_tokens: int) -> int:
+    """Pairs that a causal mask hides and that a kernel computes, in the blocks through which the mask's edge runs."""
+    return new_tokens * min(block_tokens, new_tokens) // 2
 
 
 class FlashAttention:

@@ -37,6 +37,7 @@ COEFFICIENTS: Mapping[str, tuple[float, float]] = {
     "kv_bandwidth_efficiency": _EFFICIENCY,
     "prefill_flops_efficiency": _EFFICIENCY,
     "attention_flops_efficiency": _EFFICIENCY,
+    "attention_block_tokens": (0, 1 << 20),
     "matmul_overlap": (0.0, 1.0),
     "elementwise_bytes_per_s": _PER_SECOND,
     "attention_launch_ns": _NS,
@@ -63,7 +64,7 @@ MODEL_QUANTITIES = ("num_layers", "hidden_size", "head_dim", "num_attention_head
 """Of a model, by the names of :class:`ModelShape`."""
 CONFIDENCE = ("H", "M", "L")
 MAX_BYTES, MAX_QUANTITY = 1 << 50, 1 << 60
-_INTEGERS = frozenset(f.name for f in fields(DeviceSpec) if f.name.endswith("_ns"))
+_INTEGERS = frozenset(f.name for f in fields(DeviceSpec) if f.name.endswith(("_ns", "_tokens")))
 
 
 class ProfileError(ValueError):

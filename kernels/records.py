@@ -314,6 +314,8 @@ class DeviceSpec:
     loads while it computes, less where a core does one after the other."""
     attention_flops_efficiency: float = 0.0
     """Of attention's own products in prefill; 0: as ``prefill_flops_efficiency``."""
+    attention_block_tokens: int = 0
+    """Keys of a block that a causal kernel computes as one, masked ones too; 0: it computes none that is masked."""
     elementwise_bytes_per_s: float = 0.0
     """Speed at which a layer's small ops pass over the values of a token: norms, rotary, activation, sums. 0: whatever
     the tokens, they are in ``layer_overhead_ns``."""

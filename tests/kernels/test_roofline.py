@@ -70,6 +70,7 @@ models_of_cost = st.sampled_from(
                 matmul_overlap=0.3,
                 attention_flops_efficiency=0.2,
                 attention_sequence_ns=5_000,
+                attention_block_tokens=256,
                 elementwise_bytes_per_s=1e10,
             ),
         ),
@@ -104,10 +105,13 @@ def test_what_only_a_profile_sets_adds_what_its_words_say() -> None:
     slower = attended * (1 / 0.31 - 1 / A100.prefill_flops_efficiency)
     more = measured.steps(prompt).first_ns - plain.steps(prompt).first_ns
     assert more == pytest.approx(0.75 * streamed + slower + 32 * 3_000, rel=1e-3)
+    blocks = cost(LLAMA_8B, replace(A100, attention_block_tokens=128))
+    more = blocks.steps(prompt).first_ns - plain.steps(prompt).first_ns
+    assert more == pytest.approx(attended / A100.prefill_flops_efficiency * 512 * 64 / pairs, rel=1e-3)
     passes = cost(LLAMA_8B, replace(A100, elementwise_bytes_per_s=1e9))
     values = 10 * 4096 + 3 * 14336 + 2 * 40 * 128
-    for b, tokens in ((b, 64), (prompt, 512)):
-        more = passes.steps(b).first_ns - plain.steps(b).first_ns
+    for batch, tokens in ((b, 64), (prompt, 512)):
+        more = passes.steps(batch).first_ns - plain.steps(batch).first_ns
         assert more == pytest.approx(tokens * 32 * values * 2, rel=1e-6)
 
 
