@@ -77,7 +77,10 @@ def ask(options: Mapping[str, Any]) -> Asked:
     if "scenario" in options:
         from hbmtwin.sim.fit_scenario import keys_of  # it needs pydantic, which a plain question need not wait for
 
-        told = keys_of(options["scenario"]) | told
+        keys = keys_of(options["scenario"])
+        if "engine" in options:  # whose defaults are not those of a scenario
+            keys = {name: said for name, said in keys.items() if said[1] != "default" or name in _ALWAYS}
+        told = keys | told
     try:
         return _Resolver(told).asked()
     except (CatalogError, FitError):
@@ -333,6 +336,8 @@ def longest(q: BudgetQuestion) -> BudgetQuestion:
 
 DTYPE_BYTES = {"auto": 0, "float16": 2, "bfloat16": 2, "float32": 4, "half": 2, "float": 4}
 """vLLM's ``dtype``; auto: the model's own, which is 16 bit."""
+_ALWAYS = ("model", "device", "sinks", "mamba_mode")
+"""What a scenario says even where it leaves it out."""
 _SIZES = ("num_layers", "num_kv_heads", "head_dim")
 _ROOM = ("available_kv_bytes", "kv_cache_memory_bytes", "num_gpu_blocks_override", "npu_mem_size")
 """Any of them says how much is there for KV, whatever else is on the device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,16 @@ def test_what_goes_together_is_answered(flags: dict[str, Any]) -> None:
 
 def test_experts_are_not_missed_where_the_model_is_not_known() -> None:
     assert fit(kv_bytes_per_token=1024, available_kv_bytes=1 << 30, enable_expert_parallel=True).fits
+
+
+def test_another_engine_than_the_run_s_has_its_own_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.toml"
+    file.write_text('[model]\nname = "qwen3-8b"\n[engine]\ntensor_parallel_size = 2\n', encoding="utf-8")
+    for engine in ("mindie", "sglang", "vllm-ascend"):
+        by_file = fit(scenario=file, engine=engine)
+        by_flags = fit("qwen3-8b", "ascend-910b4", engine=engine, tensor_parallel_size=2)
+        assert by_file.budget.lines == by_flags.budget.lines
+        assert by_file.budget.kv_tokens == by_flags.budget.kv_tokens
 
 
 def test_as_long_as_fits_never_speaks_of_the_model_s_own_length() -> None:
