@@ -8,6 +8,7 @@
     [2026-11-30 05:12:33 DP0 TP1] A                                             A                           DP0 TP1
     vllm-1  | A                                                                 A
     Loading:  40% ... CR Loading: 100% ...                                      both, with the same number
+    <span class="x">A</span>&nbsp;B &lt; C                                      A B < C
     {"log": "A\\n", "stream": "stderr"}                                          A
     a line that begins with none of them                                        as it is                    of the
                                                                                                             line before
@@ -41,6 +42,15 @@ _AS_ASCII = str.maketrans(
 )
 """What input methods and web pages make of ASCII."""
 
+_PAGE = re.compile(r"</(?:span|code|pre|div|td|p)>|<br ?/?>")
+"""What only a page that was saved or copied with its tags has; a traceback has ``<module>``."""
+_TAG = re.compile(
+    r"</?(?:span|code|pre|div|td|tr|th|table|tbody|thead|p|br|b|i|em|strong|a|font|ul|ol|li|h[1-6]|html|body)"
+    r"(?:\s[^<>]{0,2000})?/?>"
+)
+_ENTITIES = {"&lt;": "<", "&gt;": ">", "&amp;": "&", "&quot;": '"', "&#39;": "'", "&#x27;": "'", "&nbsp;": " "}
+_ENTITY = re.compile("|".join(_ENTITIES))
+
 _LEVEL = r"(?:INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)"
 _CLOCK = r"\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
 _PARALLEL = r"[DTPEACM]{1,4}P\d{1,4}"
@@ -50,7 +60,7 @@ _FRONT = re.compile(
         (
             r"\(([A-Za-z][\w.]{0,60})(?: (?:rank=)?(\w{1,12}))? pid=(\d{1,10})(?:, ip=[\d.:a-f]{2,40})?\)\s?",
             rf"\[(?:\d{{4}}-\d{{2}}-\d{{2}} {_CLOCK} )?({_PARALLEL}(?: {_PARALLEL}){{0,4}})\]\s?",
-            r"\[rank(\d{1,5})\]:\s?",
+            r"\[(?:rank|default)(\d{1,5})\]:\s?",
             rf"{_LEVEL}\s{{1,5}}\d{{2}}-\d{{2}} {_CLOCK}\s{{1,3}}\[?[\w./<>-]{{1,100}}:\d{{1,6}}\]\s?",
             rf"\[?\d{{4}}[-/]\d{{2}}[-/]\d{{2}}[T ,-]{_CLOCK}(?:Z|[+-]\d{{2}}:?\d{{2}})?\]?[ \t]{{0,4}}(?:[|:-] )?"
             r"(?:std(?:out|err) [FP] )?",
@@ -90,6 +100,10 @@ def _lines(text: str, first: int) -> Iterator[Line]:
     if not text.isascii():
         text = text.translate(_AS_ASCII)
     text = _ESCAPES.sub("", text)
+    if _PAGE.search(text):
+        text = _TAG.sub(lambda found: "\n" * found[0].count("\n"), text)  # lines keep their numbers
+    if "&" in text:
+        text = _ENTITY.sub(lambda found: _ENTITIES[found[0]], text)
     if "\n" not in text:
         text = text.replace("\r", "\n")
     rank = ""

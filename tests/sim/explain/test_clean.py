@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
@@ -36,6 +37,7 @@ def lines(text: str | bytes) -> list[Line]:
         ("#033[1;36m(RayWorkerWrapper pid=77)#033[0;0m ", "RayWorkerWrapper 77"),
         ("[1;36m(EngineCore_0 pid=1102)[0;0m ", "EngineCore_0"),
         ("[rank5]: ", "rank 5"),
+        ("[default5]:", "rank 5"),
         ("[TP2] ", "TP2"),
         ("[2026-01-23 19:35:20 DP1 TP2 EP2] ", "DP1 TP2 EP2"),
         ("[2026-01-23 19:35:20] ", ""),
@@ -180,3 +182,17 @@ def test_binary_data_without_an_end_is_known_by_its_beginning(monkeypatch: pytes
     stream = Endless()
     assert read_limited(stream).binary
     assert stream.taken < 1 << 20
+
+
+def test_a_page_is_read_without_its_tags_and_a_traceback_keeps_its_module() -> None:
+    page = "<code class='h'>Available&nbsp;KV cache <span\nstyle='color: red'>memory</span>: 3.00 GiB</code>\nX: it"
+    assert " ".join(line.text for line in lines(page)) == f"{MESSAGE} X: it"
+    assert lines("error: a &lt; b &amp;&amp; it&#39;s")[0].text == "error: a < b && it's"
+    frame = 'File "run.py", line 3, in <module>'
+    assert lines(frame)[0].text == frame
+
+
+def test_tags_that_never_end_cost_no_more_than_a_page() -> None:
+    begun = time.process_time()
+    lines("</p>" + "<span " * 150_000)
+    assert time.process_time() - begun < 1.0
