@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import lcm
 from typing import Any
 
 from hbmtwin.allocators.kv_groups import MambaMode
@@ -25,8 +24,8 @@ from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.catalog.errors import CatalogError
 from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
 from hbmtwin.sim.engines import GIB, EngineArgs, EngineRules, Ranks, Settings, engine_rules, rules_for, settings_of
-from hbmtwin.sim.engines.figures import NOTHING
 from hbmtwin.sim.fit_options import AUTO_LENGTH, ENGINES_OF, Argument, FitError, check_options, flag, fraction_option
+from hbmtwin.sim.fit_unknown import unknown_device, unknown_model, without_a_device
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
 from hbmtwin.sim.phrases import Phrase, Said
@@ -37,8 +36,6 @@ OTHER_CHECKPOINT = Phrase(
     "the checkpoint of {model} in the catalog is stored as {own}; planned is one that is quantised as {method}",
     "目录中 {model} 的权重为 {own} 格式；此处按 {method} 量化的权重估算",
 )
-GIVEN = "given sizes"
-"""Name of a model or device of which only numbers are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +147,8 @@ class _Resolver:
         try:
             if device is None:
                 rules = engine_rules(engine or "vllm", version)
-                known = _unknown_device(total or 1, rules.vendors[0])
-                rules = rules if total else _without_a_device(rules)
+                known = unknown_device(total or 1, rules.vendors[0])
+                rules = rules if total else without_a_device(rules)
             else:
                 known = device if isinstance(device, DeviceSpec) else catalog.device(device)
                 rules = rules_for(known, engine, version)
@@ -182,7 +179,7 @@ class _Resolver:
             ranks = self._told.get("tensor_parallel_size", (1,))[0]
             if not self._has("num_kv_heads"):
                 kv_heads = ranks  # bytes of a token are those of one rank
-            return _unknown_model(layers, kv_heads, head_dim, ranks)
+            return unknown_model(layers, kv_heads, head_dim, ranks)
         shape = model if isinstance(model, ModelShape) else catalog.model(model)
         sizes = {name: self._take(name) for name in _SIZES if self._has(name)}
         if dtype != "auto":
@@ -343,60 +340,3 @@ _ROOM = ("available_kv_bytes", "kv_cache_memory_bytes", "num_gpu_blocks_override
 """Any of them says how much is there for KV, whatever else is on the device."""
 _BYTES = (*_ROOM, "kv_bytes_per_token", "total_memory_bytes", "weights_bytes")
 _SHARES = ("weights_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes")
-
-
-def _without_a_device(rules: EngineRules) -> EngineRules:
-    """*rules* where only what is left for KV is known: nothing is estimated of what lies beside it."""
-    return replace(
-        rules,
-        claims_free=False,
-        run_time_sampler_bytes=0,
-        group_context_bytes=0,
-        moe_context_bytes=0,
-        late_bytes=NOTHING,
-        late_group_bytes=NOTHING,
-    )
-
-
-def _unknown_model(num_layers: int, num_kv_heads: int, head_dim: int, ranks: int) -> ModelShape:
-    """A model of which only the KV is known: the rest of its sizes stand in, and what rests on them must be given.
-
-    It has as many query heads as go over *ranks*. Raise FitError where its KV heads can be neither split nor copied.
-    """
-    if num_kv_heads % ranks and ranks % num_kv_heads:
-        raise FitError(
-            f"--tensor-parallel-size: {num_kv_heads} KV heads are split over a number of ranks that divides it, or "
-            f"copied over a multiple of it, not over {ranks}"
-        )
-    query_heads = lcm(num_kv_heads, ranks)
-    return ModelShape(
-        name=GIVEN,
-        num_layers=num_layers,
-        hidden_size=query_heads * head_dim,
-        intermediate_size=0,
-        num_attention_heads=query_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=0,
-        max_position_embeddings=1 << 24,
-        rotary_dim=0,
-        source="given",
-    )
-
-
-def _unknown_device(total_bytes: int, vendor: str) -> DeviceSpec:
-    """A device of which only the memory is known, if that."""
-    return DeviceSpec(
-        name=GIVEN,
-        vendor=vendor,
-        memory_bytes=total_bytes,
-        memory_bandwidth_bytes_per_s=1.0,
-        peak_flops_per_s=1.0,
-        weight_bandwidth_efficiency=1.0,
-        kv_bandwidth_efficiency=1.0,
-        prefill_flops_efficiency=1.0,
-        attention_launch_ns=0,
-        layer_overhead_ns=0,
-        step_overhead_ns=0,
-        sources={"context_bytes": "unknown: nothing was said of the device"},
-    )

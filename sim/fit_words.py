@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from hbmtwin.sim.budget_range import REMAINDERS
 from hbmtwin.sim.fit_advice import Advice
-from hbmtwin.sim.fit_question import GIVEN as GIVEN_SIZES
 from hbmtwin.sim.fit_report import Fit
+from hbmtwin.sim.fit_unknown import GIVEN as GIVEN_SIZES
 from hbmtwin.sim.memory_budget import BudgetLine, GroupNeed
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
