@@ -87,6 +87,7 @@ VLLM_BOOT = (
         "({gpu_memory_utilization}, {usable_bytes}). Actual usage is {consumed_bytes} for consumed memory{*}"
         "{activation_bytes} for peak activation{*}{graph_bytes} for {*}--kv-cache-memory={suggested_kv_bytes:B}",
     ),
+    form("boot_kv_placed", "Current KV cache memory: {available_kv_bytes}", engine="vllm-ascend"),
     form(
         "boot_kv_given",
         "Initial free memory {free_bytes}, reserved {kv_cache_memory_bytes} [memory ]for KV Cache as specified by",

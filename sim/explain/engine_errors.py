@@ -61,11 +61,20 @@ VLLM_ERRORS = (
     *(
         form(
             "error_length_bytes",
-            f"To serve at least one request with the {model}'s max seq len ({{max_model_len}}), ({{need_bytes}} KV "
-            "cache is needed, which is larger than the available KV cache memory ({available_kv_bytes}{*}estimated "
-            "maximum model length is {longest}",
+            f"To serve at least one request with the {model} max seq len ({{max_model_len}}), {{need_bytes}} KV cache "
+            "is needed, which is larger than the available KV cache memory ({available_kv_bytes}{*}estimated maximum "
+            "model length is {longest}",
         )
-        for model in ("models", "model")
+        for model in ("models's", "model's", "model")
+    ),
+    *(
+        form(
+            "error_length_bytes",
+            f"To serve at least one request with the {model} max seq len ({{max_model_len}}), ({{need_bytes}} KV cache "
+            "is needed, which is larger than the available KV cache memory ({available_kv_bytes}{*}estimated maximum "
+            "model length is {longest}",
+        )
+        for model in ("models's", "model's", "model")
     ),
     form("error_no_length", "Cannot auto-fit max_model_len: not enough GPU memory"),
     form(

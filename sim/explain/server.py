@@ -186,7 +186,7 @@ def _listed_total(findings: Sequence[Finding]) -> int | None:
     totals = {
         int(finding.numbers["total_bytes"])
         for finding in findings
-        if "total_bytes" in finding.numbers and not finding.kind.startswith("nvidia_smi")
+        if finding.numbers.get("total_bytes") and not finding.kind.startswith("nvidia_smi")
     }
     return totals.pop() if len(totals) == 1 else None
 

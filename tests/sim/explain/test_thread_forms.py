@@ -241,3 +241,36 @@ def test_less_than_one_request_is_no_healthy_start() -> None:
         told.verdict
     )
     assert "2,048 tokens - 1,536 = 512 tokens short" in books(told)
+
+
+@pytest.mark.parametrize("model", ["models's", "model's", "model"])
+@pytest.mark.parametrize("bracket", ["(", ""])
+def test_a_length_in_bytes_with_and_without_its_lonely_bracket(model: str, bracket: str) -> None:
+    told = explain(
+        f"ERROR To serve at least one request with the {model} max seq len (24576), {bracket}3.00 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (1.50 GiB). Based on the available memory, the "
+        "estimated maximum model length is 12288. Try\n"
+    )
+    assert told.judgements[0].cause is Cause.NEVER_FITS
+    assert "3.00 GiB needed - 1.50 GiB left for KV = 1.50 GiB short" in books(told)
+    assert "131,072 bytes of KV a token" in books(told)
+    assert "max_model_len 12,288" in helps(told)
+
+
+def test_vllm_ascends_line_with_the_kv_cache_as_it_was_placed() -> None:
+    told = explain(
+        "(Worker_TP0 pid=3) INFO 07-26 15:49:29 [worker.py:1029] Free memory on device (60.50/60.96 GiB) on startup. "
+        "Desired GPU memory utilization is (0.6, 36.58 GiB). Actual usage: 20.00 GiB for weights, 1.00 GiB for peak "
+        "activation, 0.50 GiB for non-torch memory, 0.58 GiB for NPU graph memory. Current KV cache memory: 14.50 GiB."
+    )
+    assert told.server.engine == "vllm-ascend"
+    assert told.server.numbers["available_kv_bytes"] == 29 << 29
+    assert "14.50 GiB for KV = 36.58 GiB that may be used" in "\n".join(str(each) for each in told.arithmetic)
+
+
+def test_a_message_of_a_device_without_memory_divides_by_nothing() -> None:
+    told = explain(
+        "NPU out of memory. Tried to allocate 1.00 GiB (NPU 0; 0 bytes total capacity; 0 bytes free)\n"
+        "the rest of the memory reserved for KV Cache is -1.00GiB.\nNo available memory for the cache blocks\n"
+    )
+    assert told.judgements
