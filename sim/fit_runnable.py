@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim import catalog
 from hbmtwin.sim.budget_question import BudgetQuestion
 from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
@@ -60,10 +61,13 @@ def runnable_with_memory(q: BudgetQuestion, kernel_settings: Mapping[str, Any], 
 
 
 def _runnable(changes: Iterator[Change], kernel_settings: Mapping[str, Any]) -> Iterator[Change]:
-    """Those that no row of the capability table refuses."""
+    """Those that no row of the capability table refuses, and that can be laid out over the ranks."""
     for said, settings, other in changes:
         kernel = {**kernel_settings, **{k: v for k, v in settings.items() if k in ("kv_cache_dtype", "block_size")}}
-        if not any(finding.refused for finding in findings_of(other, **kernel)):
+        if any(finding.refused for finding in findings_of(other, **kernel)):
+            continue
+        ranks = other.ranks
+        if can_split(other.model, ranks.tensor, expert_ranks=ranks.of_whole_experts):
             yield said, settings, other
 
 

@@ -158,6 +158,14 @@ def test_what_runs_only_with_another_cache_and_fits_only_with_less_is_told_both(
     check(options, answer)
 
 
+def test_weights_that_cannot_be_split_so_are_no_change() -> None:
+    options: dict[str, Any] = {"model": "glm-4-9b", "device": "rtx-3090", "max_model_len": 262_144}
+    options |= {"tensor_parallel_size": 4, "quantization": "ascend", "other_tenant_bytes": 8 * GIB}
+    answer = fit(**options)
+    assert answer.refused is not None
+    check(options, answer)
+
+
 @pytest.mark.parametrize(
     ("flags", "changes"),
     [
