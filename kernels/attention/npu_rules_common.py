@@ -16,6 +16,7 @@ from functools import partial
 
 from hbmtwin.kernels.attention.npu_asked import Asked, Rule, host_ints, rising
 from hbmtwin.kernels.attention.npu_call import COMPRESSED_MASK
+from hbmtwin.kernels.attention.npu_fia import FIA, FIA_V2
 
 SIXTEEN = ("float16", "bfloat16")
 MASKS = ("bool", "int8", "uint8")
@@ -32,8 +33,8 @@ def mode(a: Asked) -> int:
 
 
 def ignores_mode(a: Asked) -> bool:
-    """Whether the op ignores sparse_mode: one query per sequence, no rope."""
-    return a.q.length == 1 and not a.packed and not a.rope
+    """Whether the op ignores sparse_mode: FIA, one query per sequence, no rope."""
+    return a.op in (FIA, FIA_V2) and a.q.length == 1 and not a.packed and not a.rope
 
 
 def not_contiguous(a: Asked, name: str) -> bool:
@@ -81,16 +82,18 @@ def _compressed(a: Asked) -> bool:
     return shape[-2:] == (COMPRESSED_MASK, COMPRESSED_MASK) and all(axis == 1 for axis in shape[:-2])
 
 
-LENGTHS: tuple[Rule, ...] = (
+Q_LENGTHS: tuple[Rule, ...] = (
     Rule("q_lens_host", Q_LENS, lambda a: _not_ints(a, Q_LENS), "a list of ints on the host", "call tolist()"),
-    Rule("kv_lens_host", KV_LENS, lambda a: _not_ints(a, KV_LENS), "a list of ints on the host", "call tolist()"),
     Rule("q_lens_negative", Q_LENS, lambda a: _negative(a, Q_LENS), "a length is negative", "give 0 and more"),
-    Rule("kv_lens_negative", KV_LENS, lambda a: _negative(a, KV_LENS), "a length is negative", "give 0 and more"),
     Rule(
         *("q_lens_missing", Q_LENS, lambda a: a.packed and not a.has(Q_LENS)),
         "layout {a.layout} needs the lengths of the queries",
         HOW_CUMULATIVE,
     ),
+)
+KV_LENGTHS: tuple[Rule, ...] = (
+    Rule("kv_lens_host", KV_LENS, lambda a: _not_ints(a, KV_LENS), "a list of ints on the host", "call tolist()"),
+    Rule("kv_lens_negative", KV_LENS, lambda a: _negative(a, KV_LENS), "a length is negative", "give 0 and more"),
     Rule(
         *("kv_lens_missing", KV_LENS, lambda a: (a.packed or a.paged) and not a.has(KV_LENS)),
         "layout TND and paging need the lengths of the keys",
@@ -114,7 +117,7 @@ READABLE: tuple[Rule, ...] = (
         "give (blocks, block, H) with a block table, else the layout of query",
     ),
 )
-CUMULATIVE: tuple[Rule, ...] = (
+PACKED_LENGTHS: tuple[Rule, ...] = (
     Rule(
         *("q_lens_cumulative", Q_LENS, lambda a: a.packed and _packs_not(a, Q_LENS, a.q.tokens)),
         "cumulative and never falling, the last being the {a.q.tokens} tokens of query",
@@ -125,6 +128,8 @@ CUMULATIVE: tuple[Rule, ...] = (
         "without paging cumulative and never falling, the last being the {a.k.tokens} tokens of key",
         HOW_CUMULATIVE,
     ),
+)
+PLAIN_LENGTHS: tuple[Rule, ...] = (
     Rule(
         *("kv_lens_count", KV_LENS, lambda a: a.has(KV_LENS) and len(a.kv_lens) not in (1, a.q.batch)),
         "one for each of {a.q.batch} sequences",

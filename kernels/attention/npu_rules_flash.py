@@ -18,13 +18,15 @@ from hbmtwin.kernels.attention.npu_call import ALL_TOKENS
 from hbmtwin.kernels.attention.npu_fia import FUSION
 from hbmtwin.kernels.attention.npu_rules_common import (
     CONTIGUOUS,
-    CUMULATIVE,
     GROUPS,
     HEADS,
-    LENGTHS,
+    KV_LENGTHS,
     MASK,
     MAX_HEADS,
+    PACKED_LENGTHS,
     PAGING,
+    PLAIN_LENGTHS,
+    Q_LENGTHS,
     READABLE,
     SIXTEEN,
     TABLE,
@@ -71,11 +73,14 @@ def _ifa_block_wrong(a: Asked) -> bool:
 RULES: dict[str, tuple[Rule, ...]] = {
     FUSION: (
         _layout("BSH", "SBH", "BSND", "BNSD", "TND"),
-        *LENGTHS,
+        *Q_LENGTHS,
+        *KV_LENGTHS,
         *READABLE,
         *CONTIGUOUS,
-        *HEADS,
-        *CUMULATIVE,
+        HEADS[0],
+        HEADS[2],
+        *PACKED_LENGTHS,
+        *PLAIN_LENGTHS,
         Rule(
             *("dtype", "query", lambda a: a.t("query").dtype not in (*SIXTEEN, "float32")),
             "float16, bfloat16 or float32, not {a.given[query].dtype}",
@@ -126,7 +131,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "TND is for Atlas A2 and A3",
             "take BNSD, one sequence a call",
         ),
-        *LENGTHS,
+        *Q_LENGTHS,
+        *KV_LENGTHS,
         *READABLE,
         *CONTIGUOUS,
         Rule(
@@ -136,7 +142,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ),
         *HEADS,
         *GROUPS,
-        *CUMULATIVE,
+        *PACKED_LENGTHS,
+        *PLAIN_LENGTHS,
         Rule(
             *("dtype_310p", "query", lambda a: _on_310p(a) and a.t("query").dtype != "float16"),
             "float16 on a 310P, not {a.given[query].dtype}",
@@ -178,7 +185,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     IFA: (
         _layout("BSH", "BNSD", "BSND"),
-        *LENGTHS,
+        *KV_LENGTHS,
         *READABLE,
         Rule(
             *("one_query", "query", lambda a: a.q.length != 1),
@@ -189,7 +196,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *PAGING,
         *HEADS,
         *GROUPS,
-        *CUMULATIVE,
+        *PLAIN_LENGTHS,
         Rule(
             *("dtype_310p", "query", lambda a: _on_310p(a) and a.t("query").dtype != "float16"),
             "float16 on a 310P, not {a.given[query].dtype}",
