@@ -39,7 +39,7 @@ def write_run_replay(report: RunReplay, path: Path) -> None:
     page = template.substitute(
         name=html.escape(report.run),
         verdict=html.escape(report.verdict),
-        kind="good" if report.agrees else "bad",
+        kind="" if report.memory is None else "good" if report.agrees else "bad",
         facts=_rows(_facts(report)),
         memory=_absent(report.memory_absent) if report.memory is None else _memory(report, report.memory),
         kernels=_absent(report.kernels_absent) if report.kernels is None else _kernels(report.kernels),
@@ -68,7 +68,7 @@ def _memory(report: RunReplay, m: MemoryReplay) -> str:
     case = m.case
     parts = [
         f"<p>{case.operations:,} operations of torch's allocator, {case.counters} numbers after each: "
-        f"{case.operations * case.counters:,} compared, {m.ooms:,} operations out of memory.</p>"
+        f"{case.operations * case.counters:,} compared; out of memory: {m.ooms:,}.</p>"
     ]
     if case.difference is not None:
         d = case.difference
@@ -86,7 +86,8 @@ def _memory(report: RunReplay, m: MemoryReplay) -> str:
 
 
 def memory_by_step(m: MemoryReplay) -> go.Figure:
-    """Predicted and measured bytes after each step, a panel a number; where they differ, the difference is marked."""
+    """Predicted and measured bytes after each step, a panel a number; steps that differ are marked, and a dotted line
+    is the step in which memory ran out first."""
     figure = make_subplots(
         rows=2, cols=2, shared_xaxes=True, subplot_titles=[LABELS[name] for name in SERIES], vertical_spacing=0.12
     )
@@ -124,8 +125,8 @@ def memory_by_step(m: MemoryReplay) -> go.Figure:
         )
         figure.update_yaxes(title_text="GiB" if place["col"] == 1 else None, **place)
         figure.update_xaxes(title_text="step" if place["row"] == 2 else None, showticklabels=True, **place)
-        if m.oom.measured >= 0 and len(m.steps):
-            figure.add_vline(x=int(m.steps[-1]) + 0.5, line={"color": ALARM, "width": 2, "dash": "dot"}, **place)
+        if m.oom.step >= 0:
+            figure.add_vline(x=m.oom.step, line={"color": ALARM, "width": 2, "dash": "dot"}, **place)
     style(figure, 620)
     figure.update_layout(
         hovermode="x unified", legend={"orientation": "h", "y": 1.06, "yanchor": "bottom"}, margin={"t": 90}

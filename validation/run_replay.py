@@ -55,6 +55,8 @@ class OomPoint(NamedTuple):
     predicted: int
     """Row of the trace; -1: nowhere."""
     measured: int
+    step: int
+    """Of the measured one; -1 where there is none."""
     message: str
     """The real one's text at its first."""
 
@@ -391,7 +393,8 @@ def _oom_point(
     message = ""
     if points[1] >= 0 and is_general[points[1]]:
         message = real.errors[int(index_of[points[1]])].text
-    return OomPoint(points[0], points[1], message)
+    step = int(run.rows.step[points[1]]) if points[1] >= 0 else -1
+    return OomPoint(points[0], points[1], step, message)
 
 
 def _ended_by(run: RecordedRun) -> str:

@@ -1,0 +1,268 @@
+"""``hbmtwin validate run``: what it prints and writes, and what it says of directories that it cannot replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hbmtwin.sim.run import run as simulate
+from hbmtwin.sim.scenario import Scenario
+from hbmtwin.validation import run_replay_backends
+from hbmtwin.validation.emulated import EmulatorUnavailable, build, npu
+
+Shell = Callable[..., Any]
+Recorded = Callable[..., Path]
+
+SETTINGS = (
+    "device.name=ascend-910b4",
+    "results.memory_trace=true",
+    "results.steps=true",
+    "results.interval_s=0.01",
+    "memory.activations=peak",
+    "workload.request_rate=inf",
+    "workload.num_prompts=3",
+    "workload.prompt_tokens=20",
+    "workload.output_tokens=4",
+    "workload.system_prompt_tokens=0",
+    "session.turns=1",
+    "engine.max_model_len=256",
+)
+
+
+@pytest.fixture
+def emulated() -> None:
+    try:
+        build.build_emulator()
+    except EmulatorUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    def record(*settings: str, preset: str = "doubling") -> Path:
+        out = tmp_path / "result"
+        simulate(Scenario.load(preset=preset, overrides=[*SETTINGS, *settings])).save(out)
+        return out
+
+    return record
+
+
+@pytest.fixture
+def no_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes so far has read and planned everything."""
+
+    def missing() -> None:
+        raise EmulatorUnavailable("torch_npu is not installed; pip install 'hbmtwin[npu]'")
+
+    monkeypatch.setattr(npu, "build_emulator", missing)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_run_without_a_difference_on_screen_as_json_and_as_a_page(
+    shell: Shell, recorded: Recorded, tmp_path: Path
+) -> None:
+    result = recorded()
+    answer = shell("validate", "run", result, "--out", tmp_path / "replay")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith(
+        "no difference in memory\nrun: llama-2-7b on ascend-910b4, doubling, activations peak\n"
+    )
+    assert "memory, measured on torch_npu 2.13.0 on the emulated driver\n" in answer.out
+    assert "kernels: The emulated driver computes nothing: no kernel was run and no time measured." in answer.out
+    found = json.loads((tmp_path / "replay" / "validate_run.json").read_text(encoding="utf-8"))
+    assert found["agrees"] is True
+    assert found["measured_on"] == {"memory": "torch_npu 2.13.0 on the emulated driver", "kernels": ""}
+    assert {row["quantity"]: row["mape_percent"] for row in found["memory"]["errors"]} == {
+        "reserved": 0.0,
+        "allocated": 0.0,
+        "requested": 0.0,
+        "driver_free": 0.0,
+    }
+    assert found["memory"]["steps"]["predicted"] == found["memory"]["steps"]["measured"]
+    page = (tmp_path / "replay" / "validate_run.html").read_text(encoding="utf-8")
+    assert "no difference in memory" in page
+    assert "https://" not in page.split("<script", 2)[1]
+    assert (tmp_path / "replay" / "plotly.min.js").exists()
+    assert json.loads(shell("validate", "run", result, "--json").out) == found, "nothing depends on the clock"
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("most", [1, 50, 230])
+def test_a_part_of_a_trace_says_so(shell: Shell, recorded: Recorded, most: int) -> None:
+    answer = shell("validate", "run", recorded(preset="pooled"), "--max-operations", most)
+    assert answer.code == 0, answer.err
+    assert f"not compared: Only the first {most} of " in answer.out
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_difference_exits_with_3(shell: Shell, recorded: Recorded) -> None:
+    result = recorded()
+    table = pq.read_table(result / "memory_trace.parquet")
+    rows = table.to_pylist()
+    kv = next(row for row in rows if row["tag"] == "kv")
+    kv["size"] += 512
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), result / "memory_trace.parquet")
+    answer = shell("validate", "run", result)
+    assert answer.code == 3
+    assert answer.out.startswith("memory differs from the real one\n")
+    assert "  the run's books at step ends: " in answer.out
+
+
+@pytest.mark.usefixtures("no_emulator")
+def test_without_the_real_one_it_says_what_to_do_and_exits_with_1(shell: Shell, recorded: Recorded) -> None:
+    answer = shell("validate", "run", recorded())
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == "error: torch_npu is not installed; pip install 'hbmtwin[npu]'\n"
+
+
+# -- directories that cannot be replayed -------------------------------------------------------------------------------
+
+
+def test_what_is_no_result(shell: Shell, tmp_path: Path) -> None:
+    answer = shell("validate", "run", "gone")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == ("error: gone: is not there; give the --out directory of an earlier `hbmtwin run`\n")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert shell("validate", "run", "file").err.startswith("error: file: is no directory; give the --out directory")
+    (tmp_path / "empty").mkdir()
+    answer = shell("validate", "run", "empty")
+    assert answer.code == 1
+    assert answer.err.startswith("error: empty: not a result directory, it holds no summary.json; give the --out")
+
+
+@pytest.mark.parametrize("missing", ["steps", "memory_trace"])
+def test_a_table_that_is_not_there_comes_with_the_command_that_makes_it(
+    shell: Shell, recorded: Recorded, missing: str
+) -> None:
+    result = recorded()
+    (result / f"{missing}.parquet").unlink()
+    answer = shell("validate", "run", result)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == (
+        f"error: {result}: holds no {missing}.parquet, so there is nothing to replay; run it again with both tables: "
+        f"hbmtwin run {result}/scenario.toml --set results.steps=true --set results.memory_trace=true --out {result}\n"
+    )
+
+
+def test_that_command_makes_them(shell: Shell, recorded: Recorded) -> None:
+    result = recorded("results.memory_trace=false", "results.steps=false")
+    said = shell("validate", "run", result).err
+    command = said.partition("hbmtwin ")[2].split()
+    assert shell(*command).code == 0
+    assert (result / "steps.parquet").exists()
+    assert (result / "memory_trace.parquet").exists()
+
+
+@pytest.mark.parametrize("table", ["steps", "memory_trace", "timeline", "checkpoints"])
+@pytest.mark.parametrize("damage", ["cut off", "empty", "text"])
+def test_a_damaged_table(shell: Shell, recorded: Recorded, table: str, damage: str) -> None:
+    result = recorded()
+    path = result / f"{table}.parquet"
+    whole = path.read_bytes()
+    path.write_bytes({"cut off": whole[: len(whole) // 2], "empty": b"", "text": b"no table at all, only text"}[damage])
+    answer = shell("validate", "run", result)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith(f"error: {path}: is damaged (")
+    assert "run it again with both tables: hbmtwin run " in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_table_without_a_column(shell: Shell, recorded: Recorded) -> None:
+    result = recorded()
+    path = result / "memory_trace.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["step", "tag"]), path)
+    answer = shell("validate", "run", result)
+    assert answer.code == 1
+    assert answer.err.startswith(
+        f"error: {path}: lacks step, tag: written by an older release, or damaged; run it again"
+    )
+
+
+def test_another_release(shell: Shell, recorded: Recorded) -> None:
+    result = recorded()
+    summary = json.loads((result / "summary.json").read_text(encoding="utf-8"))
+    (result / "summary.json").write_text(json.dumps({**summary, "version": "0.0.9"}), encoding="utf-8")
+    answer = shell("validate", "run", result)
+    assert answer.code == 1
+    assert "was written by hbmtwin 0.0.9, and this is " in answer.err
+    del summary["basis"]
+    (result / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    assert "summary.json: lacks basis: written by an older release" in shell("validate", "run", result).err
+    (result / "summary.json").write_text("{", encoding="utf-8")
+    assert "summary.json: is damaged (" in shell("validate", "run", result).err
+    (result / "summary.json").write_text("[1]", encoding="utf-8")
+    assert "summary.json: is no summary of a run" in shell("validate", "run", result).err
+
+
+def test_a_scenario_that_is_gone_or_broken(shell: Shell, recorded: Recorded) -> None:
+    result = recorded()
+    (result / "scenario.toml").write_text("seed = 'x'\n", encoding="utf-8")
+    answer = shell("validate", "run", result)
+    assert answer.code == 2
+    assert "seed" in answer.err
+    (result / "scenario.toml").unlink()
+    assert shell("validate", "run", result).err.startswith(f"error: {result}: holds no scenario.toml")
+
+
+def test_a_trace_with_an_operation_that_is_none(shell: Shell, recorded: Recorded) -> None:
+    result = recorded()
+    path = result / "memory_trace.parquet"
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    rows[5]["op"] = "mallok"
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+    answer = shell("validate", "run", result)
+    assert answer.code == 1
+    assert answer.err.startswith(f"error: {path}: row 5: unknown operation 'mallok'")
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "told"),
+    [
+        ("caching", ("device.name=h100-80gb",), "the run is of h100-80gb, whose allocator has other rules"),
+        ("caching", ("memory.general=direct", "memory.kv_arena=direct"), "memory.general = 'direct': no binary"),
+    ],
+)
+def test_a_run_that_no_binary_can_do_exits_with_2(
+    shell: Shell, recorded: Recorded, preset: str, settings: tuple[str, ...], told: str
+) -> None:
+    result = recorded(*settings, preset=preset)
+    answer = shell("validate", "run", result)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: {result}: {told}")
+
+
+def test_out_that_is_a_file(shell: Shell, recorded: Recorded, tmp_path: Path) -> None:
+    (tmp_path / "page").write_text("", encoding="utf-8")
+    answer = shell("validate", "run", recorded(), "--out", "page")
+    assert answer.code == 2
+    assert answer.err == "error: page is no directory; name another one for --out\n"
+
+
+def test_kernels_need_no_trace_and_say_where_torch_is_missing(
+    shell: Shell, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hbmtwin.kernels.attention.backends import BackendUnavailable
+
+    def missing(*arguments: object, **settings: object) -> None:
+        raise BackendUnavailable("cpu: No module named 'torch'; pip install 'hbmtwin[torch]'")
+
+    monkeypatch.setattr(run_replay_backends, "replay_kernels", missing)
+    result = recorded("results.memory_trace=false")
+    answer = shell("validate", "run", result, "--backend", "cpu")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == "error: cpu: No module named 'torch'; pip install 'hbmtwin[torch]'\n"
+
+
+@pytest.mark.parametrize("backend", ["cuda", "npu"])
+def test_a_device_that_is_not_there(shell: Shell, recorded: Recorded, backend: str) -> None:
+    result = recorded("device.name=h100-80gb") if backend == "cuda" else recorded()
+    answer = shell("validate", "run", result, "--backend", backend)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.endswith("; --backend emulated needs no device\n")
