@@ -68,7 +68,7 @@ def main() -> None:
         print_first_tokens(run, results[OWN])
         drawn[run.model] = (run, results)
     if args.png:
-        picture(drawn).write_image(args.png, width=1200, height=850, scale=1.5)
+        picture(drawn).write_image(args.png, width=1200, height=850)
 
 
 def fit_of(run: ServedRun, device: DeviceSpec, until_s: float | None = None) -> Fit:
