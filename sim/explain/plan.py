@@ -100,6 +100,9 @@ EXPANDABLE = Phrase(
 
 _ROUNDED = (1 << 30) // 25
 """What five terms of two decimals may be off together."""
+_SAME_RATIO = 0.02
+"""Farther apart the log's own number of requests is not tokens through length: layers with windows or states take less
+of a long request than others do."""
 _LARGEST_STEP = 0.05
 """Of a share that is not told, engines' defaults are 0.9 or more: so much is left below what is safe."""
 
@@ -177,7 +180,8 @@ def capacity(server: Server) -> list[Said]:
     lines = []
     if tokens and kv and kv > 0:
         lines.append(Said.of(TOKEN, kv=Size(kv), tokens=Count(tokens), each=Count(kv // tokens)))
-    if tokens and length:
+    own = server.numbers.get("max_concurrency")
+    if tokens and length and (not own or abs(tokens / length - own) <= _SAME_RATIO * own):
         lines.append(Said.of(REQUESTS, tokens=Count(tokens), length=Count(length), ratio=f"{tokens / length:.2f}"))
     return lines
 

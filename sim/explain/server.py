@@ -131,7 +131,8 @@ def server_of(findings: Sequence[Finding], text: str) -> Server:
         engine = "vllm"
     if (given := numbers.get("kv_cache_memory_bytes")) is not None:
         numbers.setdefault("available_kv_bytes", given)
-    numbers = _pool(numbers) | numbers
+    if any(finding.kind == "boot_blocks" for finding in findings):  # a hybrid model's blocks of states are no pool
+        numbers = _pool(numbers) | numbers
     if "total_bytes" not in numbers and (total := _listed_total(findings)) is not None:
         numbers["total_bytes"] = total
     for name, size in _parallel(findings).items():

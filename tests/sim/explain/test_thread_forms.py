@@ -274,3 +274,15 @@ def test_a_message_of_a_device_without_memory_divides_by_nothing() -> None:
         "the rest of the memory reserved for KV Cache is -1.00GiB.\nNo available memory for the cache blocks\n"
     )
     assert told.judgements
+
+
+def test_blocks_of_states_are_no_pool_of_tokens() -> None:
+    """A hybrid model's concurrency is not its tokens through the length, and no block size comes of it."""
+    told = explain(
+        "Available KV cache memory: 8.00 GiB\nGPU KV cache size: 160,000 tokens\n"
+        "Maximum concurrency for 100,000 tokens per request: 4.75x\n"
+        "Capping cudagraph capture sizes from max 512 to 256 to fit Mamba cache blocks (263 blocks available).\n"
+    )
+    assert "block_size" not in told.server.numbers
+    assert "--block-size" not in told.fit_command
+    assert not any("requests of full length" in str(each) for each in told.arithmetic)
