@@ -220,7 +220,7 @@ def heads(op: str, base: dict[str, Any], *, groups: bool = True) -> list[Case]:
         case(op, "kv_heads_are", base, {"num_key_value_heads": 4}, {"num_key_value_heads": 4} | both(4)),
         case(op, "heads_divide", base, grouped(8, 3), grouped(8, 4)),
         case(op, "group_size", base, grouped(130, 2), grouped(128, 2)),
-        case(op, "max_heads", base, grouped(260, 130), grouped(256, 128)),
+        case(op, "max_heads", base, grouped(257, 257), grouped(256, 128)),
     ]
 
 

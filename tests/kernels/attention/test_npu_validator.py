@@ -266,7 +266,7 @@ def fusion() -> list[Case]:
         case(op, "key_dim", FUSED, {"key": f16(14, 2, 192)}),
         case(op, "value_dim", FUSED, {"value": f16(14, 2, 129)}, {"value": f16(14, 2, 64)}),
         case(
-            *(op, "max_heads", FUSED, qkv((12, 258, 128), (14, 2, 128)) | {"num_heads": 258}),
+            *(op, "max_heads", FUSED, qkv((12, 257, 128), (14, 1, 128)) | {"num_heads": 257}),
             qkv((12, 256, 128), (14, 1, 128)) | {"num_heads": 256},
         ),
         case(op, "batch", FUSED, sequences(2049), sequences(2048)),
@@ -535,3 +535,11 @@ def test_a_message_says_op_argument_rule_and_cure() -> None:
         "actual_seq_lengths: npu_fused_infer_attention_score: cumulative and never falling, the last being the 12 "
         "tokens of query; give [2, 4, 7] for lengths 2, 2, 3"
     )
+
+
+def test_fia_ignores_sparse_mode_for_one_query_and_prompt_attention_does_not() -> None:
+    bare = {"sparse_mode": 3, "atten_mask": GONE}
+    check_call(V1, given(case(V1, "", ONE, {}), bare), family="a2")
+    one = PROMPT | qkv((1, 8, 1, 128), (1, 8, 7, 128))
+    with pytest.raises(KernelArgumentError, match="atten_mask: npu_prompt_flash_attention: without one the op attends"):
+        check_call(PFA, given(case(PFA, "", one, {}), bare), family="a2")
