@@ -156,7 +156,7 @@ def read_time_series(path: Path) -> tuple[Interval, ...]:
         seconds = end - before
         if seconds <= 0:
             raise ServedRunError(f"{path}, line {line}: t is {end:g}, and {before:g} before; times must rise")
-        usage = float(row.get("kv_cache_pct") or 0) / 100
+        usage = _number(row, "kv_cache_pct", f"{path}, line {line}") / 100 if row.get("kv_cache_pct") else 0.0
         found.append(Interval(end, seconds, prompts * seconds, generated * seconds, running, waiting, usage))
         before = end
     if not found:

@@ -96,7 +96,8 @@ def fit_intervals(
 ) -> Fit:
     """Fit :data:`FITTED` to a log. O(rounds x figures x intervals).
 
-    Raise ServedRunError for a log that tells too little, ValueError as :class:`RooflineCost` does.
+    Raise ServedRunError for a log that tells too little, CatalogError for a device that the catalog does not have,
+    ValueError as :class:`RooflineCost` does.
     """
     steps = steps_of(intervals, settings)
     blocks = _blocks(steps)
@@ -131,7 +132,8 @@ def fit_engine_log(
 ) -> Profile:
     """The profile of a log of vLLM, or of a directory with a recorded run, which has its own *settings*.
 
-    Raise ServedRunError for what cannot be read or tells too little, ProfileError for a bad *name*.
+    Raise ServedRunError for what cannot be read or tells too little, ProfileError for a bad *name* or figures that no
+    device has, CatalogError and ValueError as :func:`fit_intervals` does.
     """
     if path.is_dir():
         run = read_served_run(path)

@@ -87,6 +87,8 @@ def steps_of(intervals: Sequence[Interval], settings: ServerSettings) -> tuple[S
         cached = max(0.0, cached + one.prompt_tokens + one.generated_tokens - more * traffic.request_tokens)
         if one.kv_usage and settings.kv_tokens:
             cached = one.kv_usage * settings.kv_tokens
+        if one.running + one.waiting == 0:  # nothing is left: what was estimated too high or too low goes with it
+            cached = began = ended = 0.0
         running = one.running
         busy = min(before_running, running) >= 1 and one.generated_tokens > 0
         found.append(
@@ -114,11 +116,14 @@ def _traffic(intervals: Sequence[Interval], num_requests: int | None) -> Traffic
     prompts, generated = sum(i.prompt_tokens for i in intervals), sum(i.generated_tokens for i in intervals)
     if num_requests and intervals[-1].running == 0 and prompts:
         return Traffic(prompts / num_requests, (prompts + generated) / num_requests)
-    rise = 0
+    start = next((at for at, one in enumerate(intervals) if one.prompt_tokens), 0)
+    if start and intervals[start - 1].running:
+        start = 0  # it ran when the log began
+    rise = start
     while rise + 1 < len(intervals) and intervals[rise + 1].running > intervals[rise].running:
         rise += 1
     began = intervals[rise].running
-    prompt = sum(i.prompt_tokens for i in intervals[: rise + 1]) / began if began else 0.0
+    prompt = sum(i.prompt_tokens for i in intervals[start : rise + 1]) / began if began else 0.0
     if prompt < 1:
         raise ServedRunError(
             "the log does not begin with a server that fills, so how long prompts are is not known; give it from the "

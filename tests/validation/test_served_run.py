@@ -78,6 +78,7 @@ def test_a_run_is_read_with_what_bounds_its_steps(tmp_path: Path) -> None:
         (HEAD + "1,x,1,1,1,0\n", "line 2: prompt_throughput: a number is wanted, not 'x'"),
         (HEAD + "1,1,nan,1,1,0\n", "line 2: gen_throughput"),
         (HEAD + "1,1,1,-4,1,0\n", "line 2: running: -4"),
+        (HEAD + "1,1,1,4,1,much\n", "line 2: kv_cache_pct: a number is wanted, not 'much'"),
         ("t,running\n1,4\n", "line 2: prompt_throughput: a number is wanted, not None"),
     ],
 )
@@ -164,6 +165,15 @@ def test_the_cache_holds_what_came_in_less_what_ended() -> None:
     found = steps_of(logged, replace(SETTINGS, num_requests=2, kv_tokens=1000))
     assert found[1] is not None
     assert found[1].kv_tokens == 500
+
+
+def test_lines_of_an_idle_server_change_nothing() -> None:
+    """Before the first request, and between two loads, of which the second begins with an empty cache."""
+    load = [Interval(1, 1, 800, 8, 8, 0), Interval(2, 1, 800, 100, 16, 0), Interval(3, 1, 0, 1600, 16, 0)]
+    alone = steps_of(load, SETTINGS)
+    idle = Interval(0, 1, 0, 0, 0, 0)
+    assert steps_of([idle, idle, *load], SETTINGS)[2:] == alone
+    assert steps_of([*load, idle, *load], SETTINGS)[4:] == alone
 
 
 def test_a_log_that_tells_no_lengths_or_no_work_is_refused() -> None:
