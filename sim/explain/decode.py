@@ -9,12 +9,14 @@
     else                              UTF-8, each undecodable byte replaced and counted
     more than the limit               its first and its last half: a server says at the start what it has, and at the
                                       end why it died
+    runs of NULs                      gone: a log that was truncated while it was written begins with them
     mostly control characters         not a text: nothing of it is read
 """
 
 from __future__ import annotations
 
 import codecs
+import re
 from typing import IO, NamedTuple
 
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
@@ -39,6 +41,7 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
     (codecs.BOM_UTF8, "utf-8"),
 )
+_PADDING = re.compile(rb"\0{64,}")
 _CONTROLS = dict.fromkeys(
     (*range(9), 11, *range(14, 27), *range(28, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 )
@@ -61,7 +64,7 @@ def read_limited(stream: IO[bytes]) -> Decoded:
     """Read *stream* to its end, or its two ends where it is longer than the limit. O(bytes), memory O(limit)."""
     half = LIMIT_BYTES // 2
     head = _read(stream, LIMIT_BYTES)
-    if len(head) == LIMIT_BYTES and decode(head).binary:
+    if len(head) == LIMIT_BYTES and head.strip(b"\0") and decode(head).binary:
         return decode(head)  # /dev/urandom has no end, and a core dump none that says anything
     rest = bytearray(head[half:])
     newlines = passed = 0
@@ -90,8 +93,9 @@ def decode(data: bytes | str) -> Decoded:
     if len(data) > LIMIT_BYTES:
         half = LIMIT_BYTES // 2
         return _ends(data[:half], data[-half:], data.count(b"\n", half, len(data) - half))
-    text, lost = _text(data, _encoding(data))
-    if _is_binary(text, lost):
+    kept = _PADDING.sub(b"", data)
+    text, lost = _text(kept, _encoding(kept))
+    if _is_binary(text, lost) or (data and not kept):
         return Decoded("", notes=(Said.of(BINARY),), binary=True)
     notes = (Said.of(REPLACED, count=Count(lost)),) if lost else ()
     return Decoded(text, notes=notes)
@@ -99,6 +103,9 @@ def decode(data: bytes | str) -> Decoded:
 
 def _ends(head: bytes, tail: bytes, lines_between: int) -> Decoded:
     """The two ends of a longer text, each cut at a line."""
+    head, tail = _PADDING.sub(b"", head), _PADDING.sub(b"", tail)
+    if not head and not tail:
+        return Decoded("", notes=(Said.of(BINARY),), binary=True)
     encoding = _encoding(head)
     wide = {"utf-16-le": 2, "utf-16-be": 2, "utf-32-le": 4, "utf-32-be": 4}.get(encoding, 1)
     text, lost = _text(head[: len(head) // wide * wide], encoding)

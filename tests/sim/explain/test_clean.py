@@ -196,3 +196,12 @@ def test_tags_that_never_end_cost_no_more_than_a_page() -> None:
     begun = time.process_time()
     lines("</p>" + "<span " * 150_000)
     assert time.process_time() - begun < 1.0
+
+
+def test_a_log_that_was_truncated_while_it_was_written_begins_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lines(bytes(5_000) + MESSAGE.encode()) == [Line(1, MESSAGE)]
+    monkeypatch.setattr(decoding, "LIMIT_BYTES", 1_000)
+    sparse = bytes(5_000) + f"{MESSAGE}\n{MESSAGE}".encode()
+    assert [line.text for line in clean(read_limited(io.BytesIO(sparse)))][-1] == MESSAGE
+    assert read_limited(io.BytesIO(bytes(5_000))).binary
+    assert decode(bytes(500)).binary
