@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import exp, log
+from math import ceil, exp, floor, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,7 +158,7 @@ def profile_of_fit(fit: Fit, model: ModelShape, device: DeviceSpec, *, name: str
         **{key: (value, value) for key, value in model_quantities(model).items()},
     }
     if mixed:
-        spans["prefill_tokens"] = (0.0, max(s.prompt_tokens for s in mixed))
+        spans["prefill_tokens"] = (0, spans["step_tokens"][1])  # prompts fill a step next to a few decodes
     return Profile(
         name=name,
         device=device.name,
@@ -180,8 +180,8 @@ def profile_of_fit(fit: Fit, model: ModelShape, device: DeviceSpec, *, name: str
     )
 
 
-def _span(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
+def _span(values: Sequence[float]) -> tuple[int, int]:
+    return floor(min(values)), ceil(max(values))
 
 
 def _blocks(steps: Sequence[Steps | None]) -> list[list[Steps]]:
