@@ -53,7 +53,7 @@ def family_of(soc: str) -> str:
         return "a2"
     if soc.startswith("Ascend310P"):
         return "310p"
-    if soc in ("Ascend910A", "Ascend910ProA", "Ascend910PremiumA", "Ascend910ProB", "Ascend910B", "Ascend910"):
+    if soc in ("Ascend910A", "Ascend910ProA", "Ascend910PremiumA", "Ascend910ProB", "Ascend910B"):
         return "910a"
     raise BackendUnavailable(f"npu: no attention op is known for {soc!r}; known are Atlas A2, A3 and Ascend 310P")
 
