@@ -160,6 +160,10 @@ def fia() -> list[Case]:
                 case(op, f"{which}_scale", QUANTISED | PER_CHANNEL, {f"{which}_antiquant_scale": GONE}),
                 case(op, f"{which}_scale_dtype", QUANTISED, {f"{which}_antiquant_scale": f16(16, 128)}),
                 case(op, f"{which}_scale_dtype", QUANTISED | PER_CHANNEL, {f"{which}_antiquant_scale": T((256,), F32)}),
+                *(
+                    case(op, f"{which}_scale_dtype", QUANTISED | both, {f"{which}_antiquant_scale": f16(2, 768)})
+                    for both in ({"key_antiquant_mode": mode, "value_antiquant_mode": mode} for mode in (1, 3))
+                ),
                 case(op, f"{which}_scale_shape", QUANTISED, {f"{which}_antiquant_scale": T((128, 16), F32)}),
                 case(op, f"{which}_scale_shape", NZ, {f"{which}_antiquant_scale": T((16, 128, 8), F32)}),
             )
