@@ -15,11 +15,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, Final, get_args
 
 from hbmtwin.kernels.attention.interface import AttentionKernels, Backend, Kind
 
-_MODULES = {"cpu": "cpu", "cuda": "cuda", "npu": "npu"}
+BACKENDS: Final = get_args(Backend)
+KINDS: Final = get_args(Kind)
 
 
 class BackendUnavailable(RuntimeError):
@@ -31,12 +32,12 @@ def kernels_for(backend: Backend, kind: Kind = "flash") -> AttentionKernels:
 
     Raises BackendUnavailable where torch, torch_npu or the device is missing, ValueError for a name that is none.
     """
-    if backend not in _MODULES:
-        raise ValueError(f"backend: {backend!r} is none; choose one of {', '.join(_MODULES)}")
-    if kind not in ("flash", "standard"):
-        raise ValueError(f"kind: {kind!r} is none; choose flash or standard")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: {backend!r} is none; choose one of {', '.join(BACKENDS)}")
+    if kind not in KINDS:
+        raise ValueError(f"kind: {kind!r} is none; choose one of {', '.join(KINDS)}")
     load(backend)
-    name = "standard" if kind == "standard" else _MODULES[backend]
+    name = backend if kind == "flash" else kind
     made: AttentionKernels = import_module(f"hbmtwin.kernels.attention.{name}").kernels(backend)
     return made
 

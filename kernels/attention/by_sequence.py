@@ -4,7 +4,8 @@
 
     prefill         | seq 0 | seq 1    | seq 2 |        one call each, causal
     decode          kv_lens 7 7 7 9 9 4                 one call for each run of neighbours of one length: 3 calls
-    paged           table row -> its blocks, gathered to one piece (INT8: times its scales) -> the same as above
+    paged           table row -> its blocks, gathered to one piece (INT8: times its scales) -> the same as above;
+                    a sequence at a time on a CPU, whose cache then holds it, a run at a time where calls are dear
 
 Nothing padded is ever computed, so no mask hides padding. In decode the N / Nkv query heads of one KV head are rows of
 one matrix against its keys, which are then read once: 3 to 10 times faster on a CPU than a call with ``enable_gqa``.
@@ -17,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 class BySequence(ABC):
     """Kernels of which a subclass gives attention over one sequence, and over rows that see all keys."""
+
+    gathers_runs: ClassVar[bool] = False
+    """Whether paged decode gathers a run of sequences of one length at once."""
 
     def __init__(self, name: str, device: str) -> None:
         self.name = name
@@ -103,7 +107,8 @@ class BySequence(ABC):
     ) -> Tensor:
         """Attention of one new token per sequence over blocks, INT8 ones with their scales."""
         out = q.new_empty(q.size(0), q.size(1), v_cache.size(-1))
-        for rows, length in _runs(context_lens):
+        singles = ((slice(i, i + 1), length) for i, length in enumerate(context_lens))
+        for rows, length in _runs(context_lens) if self.gathers_runs else singles:
             oldest = max(0, length - window) if window else 0
             k, v = (
                 _gathered(cache, block_table[rows], oldest, length)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class CudaKernels(SdpaKernels):
     """SDPA with its two fused kernels let in."""
 
+    gathers_runs: ClassVar[bool] = True
     fused: ClassVar[tuple[str, ...]] = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION")
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:

@@ -6,7 +6,8 @@
     rows     the N / Nkv query heads of a KV head times q_len
 
 As the usual code, softmax is in float32 and its result again in q's dtype. Heads are shared by laying their queries
-below each other, without a copy of K or V. The same ops on every device that torch knows.
+below each other, and sequences go one by one: K and V are not copied, as matmul does with those of several sequences
+whose heads are not their first dimension. The same ops on every device that torch knows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class StandardKernels(BySequence):
         return self._weighted(scores, v).view(1, -1, q_len, v.size(-1))
 
     def _rows(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        return self._weighted(self._scores(q, k, scale), v)
+        import torch
+
+        each = zip(q, k, v, strict=True)
+        return torch.stack([self._weighted(self._scores(q_one, k_one, scale), v_one) for q_one, k_one, v_one in each])
 
     @staticmethod
     def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from math import prod
 from typing import Any
 
 import pytest
 
 from hbmtwin.kernels.attention.backends import BackendUnavailable, kernels_for, load
 from hbmtwin.kernels.attention.interface import AttentionKernels, AttentionShape
+from hbmtwin.kernels.attention.standard import StandardKernels
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 METHODS = ("prefill", "decode", "paged_prefill", "paged_decode")
@@ -40,25 +42,40 @@ def _batch(batches: Any, method: str, window: int, dtype: str) -> dict[str, Any]
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_flash_kernel_is_what_runs(method: str, window: int, dtype: str, batches: Any, torch: Any) -> None:
-    """Once for each sequence, or run of sequences of one length, and no product that writes scores."""
+    """Once for each sequence, in decode for each run of one length, and no product that writes scores."""
     ops = _ops(torch, kernels_for("cpu"), method, _batch(batches, method, window, dtype))
-    assert ops.count(FLASH) == (2 if "decode" in method else 3)
+    assert ops.count(FLASH) == (2 if method == "decode" else 3)
     assert not [op for op in ops if "bmm" in op or "softmax" in op or "_math" in op]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_standard_attention_writes_its_scores(method: str, batches: Any, torch: Any) -> None:
     ops = _ops(torch, kernels_for("cpu", "standard"), method, _batch(batches, method, 0, "bfloat16"))
-    calls = 2 if "decode" in method else 3
-    assert ops.count("aten::bmm") == 2 * calls
-    assert ops.count("aten::softmax") == calls
+    assert ops.count("aten::bmm") == 2 * 3
+    assert ops.count("aten::softmax") == 3
     assert FLASH not in ops
 
 
-def test_shared_heads_are_not_copied_in_decode(batches: Any, torch: Any) -> None:
+def _largest_copy(torch: Any, kernels: AttentionKernels, batch: dict[str, Any]) -> int:
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        kernels.decode(**batch)
+    return max(prod(event.input_shapes[0]) for event in profile.function_events if event.name == "aten::copy_")
+
+
+class AllAtOnce(StandardKernels):
+    """Sequences of a run in one matmul: torch copies their keys, whose heads are not the first dimension."""
+
+    def _rows(self, q: Any, k: Any, v: Any, scale: float) -> Any:
+        return self._weighted(self._scores(q, k, scale), v)
+
+
+def test_decode_copies_answers_and_no_keys(batches: Any, torch: Any) -> None:
+    """Neither for heads that share a KV head nor for sequences that go in one call."""
+    batch = batches.padded(AttentionShape(8, 2, 32, 32, "float32"), [40, 40, 21])
+    answers, keys_of_a_run = 3 * 8 * 32, 2 * 40 * 2 * 32
     for kind in ("flash", "standard"):
-        ops = _ops(torch, kernels_for("cpu", kind), "decode", _batch(batches, "decode", 0, "float32"))
-        assert "aten::repeat_interleave" not in ops
+        assert _largest_copy(torch, kernels_for("cpu", kind), batch) <= answers
+    assert _largest_copy(torch, AllAtOnce("cpu-standard", "cpu"), batch) >= keys_of_a_run
 
 
 def test_without_torch_the_answer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +96,7 @@ def test_without_a_device_the_answer_says_so(torch: Any) -> None:
 def test_names_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^backend: 'tpu' is none; choose one of cpu, cuda, npu$"):
         kernels_for("tpu")
-    with pytest.raises(ValueError, match=r"^kind: 'paged' is none; choose flash or standard$"):
+    with pytest.raises(ValueError, match=r"^kind: 'paged' is none; choose one of flash, standard$"):
         kernels_for("cpu", "paged")
 
 
