@@ -74,7 +74,11 @@ class DocumentedOps:
         value_antiquant_scale: Any = None,
         key_antiquant_mode: int = 0,
         value_antiquant_mode: int = 0,
+        query_rope: Any = None,
+        key_rope: Any = None,
     ) -> Any:
+        if query_rope is not None:
+            query, key = self.torch.cat((query, query_rope), -1), self.torch.cat((key, key_rope), -1)
         if input_layout == "TND":
             queries = list(query.split(plain(actual_seq_lengths)))
         else:
@@ -298,21 +302,44 @@ def _turned(torch: Any, lens: Any, columns: int) -> Any:
     return (key < torch.tensor(lens)[:, None])[:, None, None, :]
 
 
-def test_mla_reads_the_latent_for_keys_and_for_values(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
+@pytest.fixture
+def latent(torch: Any) -> dict[str, Any]:
+    """Arguments of ``mla_paged_decode``."""
+    made = {"q": (2, 16, 512), "q_rope": (2, 16, 64), "latent_cache": (4, 128, 1, 512), "rope_cache": (4, 128, 1, 64)}
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(*shape, generator=generator).half() for name, shape in made.items()} | {
+        "block_table": torch.tensor([[2, 0], [1, 3]], dtype=torch.int32),
+        "context_lens": [200, 7],
+        "scale": 0.04,
+    }
 
-    def op(**given: Any) -> Any:
-        seen.update(given)
-        return given["query"], None
 
-    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu_fused_infer_attention_score=op))
-    kernels = NpuKernels("a2", choice_for("a2"))
-    q, rope = torch.randn(2, 16, 512).half(), torch.randn(2, 16, 64).half()
-    cache, rope_cache = torch.randn(4, 128, 1, 512).half(), torch.randn(4, 128, 1, 64).half()
-    table = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32)
-    made = kernels.mla_paged_decode(q, rope, cache, rope_cache, block_table=table, context_lens=[200, 7], scale=0.1)
-    assert made.shape == (2, 16, 512)
-    assert seen["key"] is seen["value"]
-    assert seen["key"].shape == (4, 128, 512)
-    assert seen["key_rope"].shape == (4, 128, 64)
-    assert (seen["num_key_value_heads"], seen["block_size"], seen["actual_seq_lengths_kv"]) == (1, 128, [200, 7])
+@pytest.mark.parametrize("op", [FIA, FIA_V2])
+def test_mla_decodes_over_one_latent_for_keys_and_values(
+    op: str, kernels: NpuKernels, latent: dict[str, Any], torch: Any
+) -> None:
+    if kernels.family != "a2":
+        pytest.skip("once is enough")
+    chosen = NpuKernels("a2", kernels.choice._replace(paged_decode=op))
+    made = chosen.mla_paged_decode(**latent)
+    keys = torch.cat((latent["latent_cache"], latent["rope_cache"]), -1)
+    lens = {name: latent[name] for name in ("block_table", "context_lens", "scale")}
+    right = ReferenceKernels().paged_decode(
+        torch.cat((latent["q"], latent["q_rope"]), -1), keys, keys[..., :512], **lens
+    )
+    assert made.shape == right.shape
+    assert float((made.double() - right).abs().max()) < LIMIT
+
+
+def test_mla_prefills_with_expanded_heads(kernels: NpuKernels, torch: Any) -> None:
+    if kernels.family != "a2":
+        pytest.skip("once is enough")
+    generator = torch.Generator().manual_seed(0)
+    q, q_rope, k, k_rope, v = (
+        torch.randn(tokens, 16, width, generator=generator).half()
+        for tokens, width in ((12, 128), (12, 64), (20, 128), (20, 64), (20, 128))
+    )
+    lens: dict[str, Any] = {"q_lens": [5, 7], "kv_lens": [5, 15], "scale": 0.07}
+    made = NpuKernels("a2", kernels.choice._replace(prefill=FIA)).mla_prefill(q, q_rope, k, k_rope, v, **lens)
+    right = ReferenceKernels().prefill(torch.cat((q, q_rope), -1), torch.cat((k, k_rope), -1), v, **lens)
+    assert float((made.double() - right).abs().max()) < LIMIT

@@ -235,6 +235,8 @@ def block_sizes(op: str) -> list[Case]:
 def second_version() -> list[Case]:
     """The same limits under the names of version 2, and its own."""
     sink = {"learnable_sink": T((8,), BF16)}
+    scale = T((1, 1024), BF16)
+    per_channel = PER_CHANNEL | {"key_antiquant_scale": scale, "value_antiquant_scale": scale}
     return [
         *(one._replace(op=V2) for one in fia() if one.key != "mla_lse"),
         case(V2, "sparse_mode", LONG, {"sparse_mode": 9}),
@@ -247,10 +249,38 @@ def second_version() -> list[Case]:
             {"num_heads": 32, "num_key_value_heads": 8, "query": T((2, 1, 32, 128), BF16)},
             {"num_heads": 80, "query": T((2, 1, 80, 128), BF16)},
         ),
+        *(
+            case(V2, "nz_int8", NZ, _nz_heads(heads, kv_heads * 2), _nz_heads(heads, kv_heads))
+            for heads, kv_heads in ((10, 1), (64, 8), (80, 8), (128, 16))
+        ),
+        case(V2, "nz_int8", NZ, _nz_block(256), _nz_block(512)),
+        case(V2, "nz_int8", NZ | per_channel, _nz_queries(17), _nz_queries(16)),
         case(V2, "sink", PACKED, {"learnable_sink": T((8,), F16)}, sink),
         case(V2, "sink", PACKED, {"learnable_sink": T((2,), BF16)}, sink),
         case(V2, "sink", ONE, sink, {}),
     ]
+
+
+def _nz_heads(heads: int, kv_heads: int) -> dict[str, Any]:
+    scale = T((16, kv_heads, 128), F32)
+    return {
+        "query": T((2, 1, heads, 128), BF16),
+        **alike((16, kv_heads, 4, 128, 32), I8),
+        "key_antiquant_scale": scale,
+        "value_antiquant_scale": scale,
+        "num_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+
+
+def _nz_queries(count: int) -> dict[str, Any]:
+    return {"query": T((2, count, 64, 128), BF16)}
+
+
+def _nz_block(size: int) -> dict[str, Any]:
+    scale = T((16, 8, size), F32)
+    few = {"block_size": size, "actual_seq_lengths_kv": [5, 7]}
+    return {**alike((16, 8, 4, size, 32), I8), "key_antiquant_scale": scale, "value_antiquant_scale": scale, **few}
 
 
 def fusion() -> list[Case]:
