@@ -168,6 +168,7 @@ def fia() -> list[Case]:
                 case(op, f"{which}_scale_shape", NZ, {f"{which}_antiquant_scale": T((16, 128, 8), F32)}),
             )
         ),
+        case(op, "key_scale_dtype", ONE | alike((2, 700, 2, 128), I8), _channel_scales(F32), _channel_scales(F16)),
         case(op, "rope_both", MLA, {"key_rope": GONE}),
         case(
             op,
@@ -207,6 +208,10 @@ def fia() -> list[Case]:
     ]
 
 
+def _channel_scales(dtype: str) -> dict[str, Any]:
+    return {"key_antiquant_scale": T((1, 256), dtype), "value_antiquant_scale": T((1, 256), dtype)}
+
+
 def _latent_heads(count: int) -> dict[str, Any]:
     return {"query": f16(2, 1, count, 512), "query_rope": f16(2, 1, count, 64), "num_heads": count}
 
@@ -215,6 +220,7 @@ def block_sizes(op: str) -> list[Case]:
     """(of what, illegal, legal neighbours)"""
     limits: list[tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = [
         (LONG_PAGED, (64, 192, 640), (128, 256, 384, 512)),
+        (LONG_PAGED | {"query": f16(2, 8, 2, 128)}, (64,), (128,)),
         (ONE_PAGED, (8, 24, 528), (16, 128, 512)),
         (QUANTISED | PER_CHANNEL, (16, 48, 544), (32, 128, 512)),
         (PACKED_PAGED, (8, 40, 1040), (16, 144, 1024)),
