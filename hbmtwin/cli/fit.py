@@ -208,6 +208,10 @@ def _as_options(given: dict[str, Any]) -> dict[str, Any]:
     """Without those of the command line itself, and a ``no_`` as the value of what it turns off."""
     off = {name: given.pop(f"no_{name}") for name in SWITCHES}
     turned_off = {name: False for name, said in off.items() if said}
+    for name in turned_off:
+        if name in given:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} and --no-{flag}: one undoes the other; leave one out")
     return {name: value for name, value in given.items() if name not in ("lang", "json_")} | turned_off
 
 

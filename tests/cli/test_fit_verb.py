@@ -194,6 +194,7 @@ def test_auto_takes_the_longest_that_fits(shell: Shell) -> None:
     [
         (("--mem-fraction-static", "0.8"), "--mem-fraction-static: vllm-ascend has no such option"),
         (("--engine", "sglang", "--gpu-memory-utilization", "0.8"), "use --mem-fraction-static"),
+        (("--enforce-eager", "--no-enforce-eager"), "--enforce-eager and --no-enforce-eager: one undoes the other"),
         (("--engine", "vlm"), "did you mean 'vllm'"),
         (("--engine", "tensorrt-llm"), "does not serve on ascend-910b4"),
         (("--gpu-memory-utilization", "1.2"), "--gpu-memory-utilization: a share is above 0 and at most 1, not 1.2"),
