@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hbmtwin.kernels.attention import npu_310p, npu_cache, npu_fia, npu_mla
 from hbmtwin.kernels.attention.backends import BackendUnavailable
+from hbmtwin.kernels.attention.interface import AttentionKernels
 from hbmtwin.kernels.attention.npu_310p import IFA, PFA
 from hbmtwin.kernels.attention.npu_cache import PAGED_ATTENTION, RESHAPE_AND_CACHE, SCATTER
 from hbmtwin.kernels.attention.npu_call import NpuCall, compressed_mask
@@ -67,10 +68,14 @@ def choice_for(family: str) -> NpuChoice:
     raise BackendUnavailable(f"npu: no fused attention op is documented for {family}; use Atlas A2, A3 or Ascend 310P")
 
 
-def kernels(backend: str) -> NpuKernels:
-    """Those of the device at hand. Raises BackendUnavailable for a family without attention ops."""
-    torch: Any = import_module("torch")
-    family = family_of(getattr(torch, backend).get_device_name(0))
+def kernels(backend: str) -> AttentionKernels:
+    """Those of the device at hand. Raises BackendUnavailable for a family without attention ops.
+
+    Ops come ready compiled from now on in this process, as engines have it: a 310P would else compile each new shape.
+    """
+    npu: Any = getattr(import_module("torch"), backend)
+    family = family_of(npu.get_device_name(0))
+    npu.set_compile_mode(jit_compile=False)
     return NpuKernels(family, choice_for(family))
 
 
