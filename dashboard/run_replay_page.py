@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 from hbmtwin import __version__
 from hbmtwin.dashboard.figures import GIB, inline, style
 from hbmtwin.dashboard.palette import ALARM
-from hbmtwin.validation.run_replay import SERIES, MemoryReplay
+from hbmtwin.validation.run_replay import MemoryReplay
 from hbmtwin.validation.run_replay_errors import ErrorRow
 from hbmtwin.validation.run_replay_kernels import KernelReplay
 from hbmtwin.validation.run_replay_report import RunReplay
@@ -89,9 +89,9 @@ def memory_by_step(m: MemoryReplay) -> go.Figure:
     """Predicted and measured bytes after each step, a panel a number; steps that differ are marked, and a dotted line
     is the step in which memory ran out first."""
     figure = make_subplots(
-        rows=2, cols=2, shared_xaxes=True, subplot_titles=[LABELS[name] for name in SERIES], vertical_spacing=0.12
+        rows=2, cols=2, shared_xaxes=True, subplot_titles=[LABELS[name] for name in m.measured], vertical_spacing=0.12
     )
-    for position, name in enumerate(SERIES):
+    for position, name in enumerate(m.measured):
         place = {"row": position // 2 + 1, "col": position % 2 + 1}
         steps, predicted, measured = _drawn(m, name)
         for label, values, line in (

@@ -73,7 +73,7 @@ class DeviceBackend:
         self._command = command
         self._environment = environment or {}
         with tempfile.TemporaryDirectory(prefix="hbmtwin-device-") as folder:
-            self._work(Path(folder), "")
+            self.work(Path(folder), "")
             about = json.loads((Path(folder) / ABOUT).read_text())
         if "unavailable" in about:
             raise DeviceUnavailable(f"{about['unavailable']}; --backend emulated needs no device")
@@ -106,8 +106,7 @@ class DeviceBackend:
 
     def both(self, ops: Sequence[MemoryOp], settings: NpuSettings) -> tuple[RealRun, RealRun]:
         """Our run and the real one. The first operation that both do is the cap, left out of what is returned."""
-        share = settings.capacity_bytes / self.about.total_bytes
-        capped = [MemoryOp("set_fraction", arg=repr(share)), *(_scaled(op, share) for op in ops)]
+        capped = self.capped(ops, settings)
         real = self._replay(capped, settings)
         if real.setup_error is not None:
             ours = simulate(capped, self._here(settings), flavour=self.flavour, release=self.about.version)
@@ -125,6 +124,11 @@ class DeviceBackend:
             ours.entries["pool"] = real.entries["pool"] = 0
         return _without_first(ours), _without_first(real)
 
+    def capped(self, ops: Sequence[MemoryOp], settings: NpuSettings) -> list[MemoryOp]:
+        """The operations behind one that makes the device as small as *settings* say."""
+        share = settings.capacity_bytes / self.about.total_bytes
+        return [MemoryOp("set_fraction", arg=repr(share)), *(_scaled(op, share) for op in ops)]
+
     def _here(self, settings: NpuSettings) -> NpuSettings:
         return replace(self.settings, alloc_conf=settings.alloc_conf)
 
@@ -136,7 +140,7 @@ class DeviceBackend:
         with tempfile.TemporaryDirectory(prefix="hbmtwin-device-") as name:
             folder = Path(name)
             Job("replay", settings, [(op.op, op.id, op.size, op.stream, op.arg) for op in ops]).write(folder)
-            said = self._work(folder, settings.alloc_conf)
+            said = self.work(folder, settings.alloc_conf)
             if not (folder / NOTES).exists():
                 return RealRun(crash=Crash(-1, 0, said))
             notes = json.loads((folder / NOTES).read_text())
@@ -152,8 +156,8 @@ class DeviceBackend:
                 **tables,
             )
 
-    def _work(self, folder: Path, alloc_conf: str) -> str:
-        """Run the worker; return the last it printed."""
+    def work(self, folder: Path, alloc_conf: str, *, command: Sequence[str] = ()) -> str:
+        """Run the worker, or *command* in its place; return the last it printed. Raise DeviceUnavailable."""
         environment = {name: text for name, text in os.environ.items() if name not in _OTHERS} | dict(self._environment)
         environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         if self.kind == "npu":
@@ -161,7 +165,11 @@ class DeviceBackend:
         if alloc_conf:
             environment[_VARIABLES[self.kind]] = alloc_conf
         done = subprocess.run(
-            [*self._command, self.kind, str(folder)], env=environment, capture_output=True, text=True, check=False
+            [*(command or self._command), self.kind, str(folder)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if not (folder / ABOUT).exists():
             raise DeviceUnavailable(f"the worker died: {done.stderr.strip()[-2000:]}")

@@ -31,13 +31,13 @@ _STATES = {state: code for code, state in enumerate(BLOCK_STATES)}
 def main() -> None:
     """Say what is there, and do the job if there is one."""
     backend, folder = sys.argv[1], Path(sys.argv[2])
-    about, memory = _open(backend)
+    about, memory = open_device(backend)
     (folder / ABOUT).write_text(json.dumps(about))
     if memory is not None and (folder / JOB).exists():
-        _DeviceRun(backend, memory, Job.read(folder)).write(folder)
+        DeviceRun(backend, memory, Job.read(folder)).write(folder)
 
 
-def _open(backend: str) -> tuple[dict[str, Any], Any]:
+def open_device(backend: str) -> tuple[dict[str, Any], Any]:
     """What is there, and torch's module of the device; None where there is none."""
     try:
         import torch
@@ -68,7 +68,7 @@ def _open(backend: str) -> tuple[dict[str, Any], Any]:
     return about, device
 
 
-class _DeviceRun:
+class DeviceRun:
     """One trace. Every event is complete after the operation that recorded it: the device is waited for each time."""
 
     def __init__(self, backend: str, device: Any, job: Job) -> None:
@@ -95,7 +95,7 @@ class _DeviceRun:
                 self.device.default_stream(),
                 *(self.device.Stream() for _ in range(self.job.num_streams - 1)),
             ]
-            first = self._stats()
+            first = self.stats()
         except (RuntimeError, ValueError) as refused:
             (folder / NOTES).write_text(json.dumps({"setup_error": self._described(refused)}))
             return
@@ -105,7 +105,7 @@ class _DeviceRun:
         self._take_snapshot(-1)
         for i, (op, id, size, stream, arg) in enumerate(rows):
             try:
-                results[i]["address"] = self._do(op, id, size, stream or 0, arg)
+                results[i]["address"] = self.do(op, id, size, stream or 0, arg)
                 results[i]["outcome"] = DONE
             except self.torch.OutOfMemoryError as error:
                 results[i]["outcome"] = OOM
@@ -114,7 +114,7 @@ class _DeviceRun:
                 results[i]["outcome"] = ERROR
                 self.errors[i] = self._described(error)
             self.device.synchronize()
-            stats[i + 1] = list(self._stats().values())
+            stats[i + 1] = list(self.stats().values())
             self._take_snapshot(i, blocks=i == len(rows) - 1)
         notes = {"stat_names": list(first), "errors": [[i, *error] for i, error in self.errors.items()]}
         (folder / NOTES).write_text(json.dumps(notes))
@@ -127,7 +127,7 @@ class _DeviceRun:
             blocks=np.array(self.blocks, BLOCK),
         )
 
-    def _do(self, op: str, id: Any, size: int, stream: int, arg: str) -> int:
+    def do(self, op: str, id: Any, size: int, stream: int, arg: str) -> int:
         """Do one operation; return the address it concerns, or -1."""
         device = self.device
         match op:
@@ -169,7 +169,8 @@ class _DeviceRun:
                 del self.pools[id]
         return -1
 
-    def _stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int]:
+        """``memory_stats()``, its whole numbers, by name."""
         found = self.device.memory_stats()
         return {name: found[name] for name in sorted(found) if isinstance(found[name], int)}
 

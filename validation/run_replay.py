@@ -40,6 +40,10 @@ from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 SERIES = ("reserved", "allocated", "requested", "driver_free")
 """What is sampled after every step, in bytes: ``memory_stats`` and the first number of ``mem_get_info``."""
+FREE_BYTES = (
+    "The free bytes of mem_get_info, and the text of an out-of-memory error that names them: they depend on the "
+    "device's size and on what else runs there."
+)
 _OOM = OUTCOMES.index("oom")
 
 Ints = NDArray[np.int64]
@@ -81,7 +85,7 @@ class MemoryReplay:
     """Numbers of the steps sampled."""
     predicted: dict[str, Ints]
     measured: dict[str, Ints]
-    """Of each of :data:`SERIES` one value a step."""
+    """Of each of :data:`SERIES` one value a step; a device's free bytes are not among those compared."""
     passes: tuple[Pass, ...]
     not_compared: tuple[str, ...]
     """In sentences."""
@@ -180,9 +184,9 @@ def _check_kind(scenario: Scenario) -> None:
         )
 
 
-def replay_memory(run: RecordedRun, backend: Backend, setup: Setup, *, same_driver: bool = True) -> MemoryReplay:
+def replay_memory(run: RecordedRun, backend: Backend, setup: Setup) -> MemoryReplay:
     """Do the run's operations on both sides and hold everything to everything. Raise NotReplayable, ReplayError."""
-    case, index_of = _case(run, setup, told=same_driver)
+    case, index_of = case_of(run, setup, told=backend.same_driver)
     keeping = _Keeping(backend)
     report = validate([case], keeping)
     if not report.cases:
@@ -191,12 +195,13 @@ def replay_memory(run: RecordedRun, backend: Backend, setup: Setup, *, same_driv
     ours, real = keeping.runs
     region, region_check, region_words = _region(run, setup)
     ends, numbers = _step_ends(run)
-    predicted, measured = (_series(x, index_of, ends, run, setup) for x in (ours, real))
+    predicted, measured = (_series(x, index_of, ends, setup) for x in (ours, real))
+    predicted = {name: series for name, series in predicted.items() if name in measured}
     placed, places = _passes(run, setup)
     checks = [_check_setup(run, setup), places, *region_check]
     if report.cases[0].difference is None or len(real.stats) == len(case.ops):
         held = _held(real, index_of, region, setup)
-        checks += witnesses(run, held, real, setup.memory)
+        checks += witnesses(run, held, real, setup.memory, same_driver=backend.same_driver)
     return MemoryReplay(
         against=backend.against,
         case=report.cases[0],
@@ -208,7 +213,7 @@ def replay_memory(run: RecordedRun, backend: Backend, setup: Setup, *, same_driv
         predicted=predicted,
         measured=measured,
         passes=placed,
-        not_compared=(*_left_out(run), *region_words),
+        not_compared=(*_left_out(run), *region_words, *([] if backend.same_driver else [FREE_BYTES])),
     )
 
 
@@ -223,7 +228,7 @@ def fraction_of(limit: int, total: int) -> float:
     return found
 
 
-def _case(run: RecordedRun, setup: Setup, *, told: bool) -> tuple[Case, Ints]:
+def case_of(run: RecordedRun, setup: Setup, *, told: bool) -> tuple[Case, Ints]:
     """The operations of torch's allocator under the run's cap; and of each row of the trace the last of them so far.
 
     A region is there once what precedes it is done: the driver is *told* of its bytes, or the cap is lowered by them.
@@ -254,18 +259,17 @@ def _step_ends(run: RecordedRun) -> tuple[Ints, Ints]:
     return ends[whole], numbers[whole]
 
 
-def _series(side: RealRun, index_of: Ints, ends: Ints, run: RecordedRun, setup: Setup) -> dict[str, Ints]:
+def _series(side: RealRun, index_of: Ints, ends: Ints, setup: Setup) -> dict[str, Ints]:
     """SERIES at the *ends* of steps, as far as that side came."""
     found = {}
     at = index_of[ends] if len(index_of) else ends
     at = at[at < len(side.stats)]
     for name in SERIES[:3]:
         found[name] = side.stat(f"{name}_bytes.all.current")[at] if len(side.stats) else np.empty(0, np.int64)
-    driver = setup.memory.driver
-    beside = setup.memory.static_bytes + driver.tenants_bytes + setup.region_bytes
-    held = side.results["driver_bytes"][at]
-    held = np.where(held < 0, found["reserved"], held)
-    found["driver_free"] = driver.capacity_bytes - beside - held
+    driver, held = setup.memory.driver, side.results["driver_bytes"][at]
+    if (held >= 0).all():
+        beside = setup.memory.static_bytes + driver.tenants_bytes + setup.region_bytes
+        found["driver_free"] = driver.capacity_bytes - beside - held
     return found
 
 

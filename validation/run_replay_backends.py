@@ -11,19 +11,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_plan import ServerPlan
-from hbmtwin.validation.allocator import Backend, EmulatedBackend
+from hbmtwin.validation.allocator import EmulatedBackend
 from hbmtwin.validation.device import DeviceBackend
 from hbmtwin.validation.emulated import EmulatedNpu
-from hbmtwin.validation.run_replay import MemoryReplay, Setup, replay_memory, set_up
-from hbmtwin.validation.run_replay_kernels import MAX_STEPS, KernelReplay, NoKernels, replay_kernels
+from hbmtwin.validation.run_replay import MemoryReplay, replay_memory, set_up
+from hbmtwin.validation.run_replay_interleaved import interleave
+from hbmtwin.validation.run_replay_kernels import (
+    MAX_STEPS,
+    KernelReplay,
+    NoKernels,
+    check_attention,
+    replay_kernels,
+)
 from hbmtwin.validation.run_replay_report import RunReplay
-from hbmtwin.validation.run_replay_source import MAX_OPERATIONS, RecordedRun, load_run
+from hbmtwin.validation.run_replay_source import MAX_OPERATIONS, load_run
 
 BackendName = Literal["emulated", "cpu", "cuda", "npu"]
 
@@ -42,11 +50,10 @@ def replay_run(
     max_operations: int = MAX_OPERATIONS,
     max_steps: int = MAX_STEPS,
     done: Callable[[str], None] | None = None,
-    memory_backend: Backend | None = None,
 ) -> RunReplay:
     """Do a finished run again, as far as *backend* can.
 
-    *memory_backend* stands in for the backend's real allocator, in tests. Raise ResultError, NotReplayable, NoKernels,
+    Raise ResultError, NotReplayable, NoKernels,
     ReplayError, what a scenario raises that cannot be planned, and EmulatorUnavailable, DeviceUnavailable,
     BackendUnavailable or WorkerDied where the real thing is not there.
     """
@@ -57,16 +64,21 @@ def replay_run(
     if backend == "cpu":
         memory_absent = NO_MEMORY
         kernels = replay_kernels(run, ServerPlan(run.scenario), "cpu", max_steps=max_steps, done=done)
-    else:
+    elif backend == "emulated":
+        kernels_absent = NO_KERNELS
         setup = set_up(run, backend)
-        memory = _memory(run, backend, setup, memory_backend)
-        if backend == "emulated":
-            kernels_absent = NO_KERNELS
-        else:
-            try:
-                kernels = replay_kernels(run, setup.plan, backend, max_steps=max_steps, done=done)
-            except NoKernels as why:
-                kernels_absent = f"{why}."
+        with EmulatedNpu() as npu:
+            memory = replay_memory(run, EmulatedBackend(npu), setup)
+    else:
+        setup, device = set_up(run, backend), DeviceBackend(backend)
+        memory = replay_memory(run, device, setup)
+        try:
+            check_attention(setup.plan)
+            both = interleave(run, setup, memory, device, max_steps=max_steps)
+            memory = replace(memory, checks=(*memory.checks, both.check))
+            kernels = replay_kernels(run, setup.plan, backend, max_steps=max_steps, done=done, times_ns=both.times_ns)
+        except NoKernels as why:
+            kernels_absent = f"{why}."
     return RunReplay(
         directory=str(directory),
         run=_in_words(run.scenario),
@@ -77,16 +89,6 @@ def replay_run(
         kernels=kernels,
         kernels_absent=kernels_absent,
     )
-
-
-def _memory(run: RecordedRun, backend: BackendName, setup: Setup, real: Backend | None) -> MemoryReplay:
-    if real is not None:
-        return replay_memory(run, real, setup)
-    if backend == "emulated":
-        with EmulatedNpu() as npu:
-            return replay_memory(run, EmulatedBackend(npu), setup)
-    assert backend != "cpu"
-    return replay_memory(run, DeviceBackend(backend), setup, same_driver=False)
 
 
 def _in_words(s: Scenario) -> str:

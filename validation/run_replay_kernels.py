@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import sqrt
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hbmtwin.kernels.attention.backends import BackendUnavailable, kernels_for, load
+from hbmtwin.kernels.attention.backends import kernels_for, load
 from hbmtwin.kernels.attention.interface import AttentionKernels, Backend
 from hbmtwin.kernels.fixed_point import FRACTION_BITS
 from hbmtwin.kernels.roofline import RooflineCost
@@ -34,7 +34,7 @@ from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.run_replay_errors import ErrorRow, error_row
 from hbmtwin.validation.run_replay_program import batch_shape
 from hbmtwin.validation.run_replay_sampling import Batch, StepKind, sample
-from hbmtwin.validation.run_replay_source import RecordedRun
+from hbmtwin.validation.run_replay_source import RecordedRun, load_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,29 +133,27 @@ def replay_kernels(
     kernels: AttentionKernels | None = None,
     clock_ns: Callable[[], int] = time.perf_counter_ns,
     done: Callable[[str], None] | None = None,
+    times_ns: Mapping[int, int] | None = None,
 ) -> KernelReplay:
-    """Time the attention of sampled steps. *kernels* and *clock_ns* stand in for the backend's own, for tests.
+    """Time the attention of sampled steps. *kernels* and *clock_ns* stand in for the backend's own, for tests;
+    *times_ns* were measured already, by step, between the operations.
 
     Raise NoKernels for attention that these kernels do not do, BackendUnavailable.
     """
-    model = plan.rank_model
-    if model.latent_dim:
-        raise NoKernels(f"{model.name} keeps a latent (MLA), which these kernels do not read")
-    if not model.num_attention_layers:
-        raise NoKernels(f"{model.name} has no attention")
+    check_attention(plan)
     kernels = kernels or kernels_for(backend, run.scenario.engine.attention)
     torch = load(backend)
     batches = all_batches(run)
     chosen = sample(batches, max_steps)
-    layer = _Layer(plan, run, kernels, torch)
+    layer = LayerCalls(plan, run, kernels, torch)
     measured: list[int] = []
     timed: list[Batch] = []
     with torch.inference_mode():
         for batch in chosen:
-            if layer.bytes_of(batch) > MAX_LAYER_BYTES:
+            if layer.bytes_of(batch) > MAX_LAYER_BYTES or (times_ns is not None and batch.step not in times_ns):
                 continue
             timed.append(batch)
-            measured.append(layer.time_ns(batch, clock_ns))
+            measured.append(layer.time_ns(batch, clock_ns) if times_ns is None else times_ns[batch.step])
             if done is not None:
                 done(f"step {batch.step}")
     predicted = _predicted(plan, timed)
@@ -168,11 +166,20 @@ def replay_kernels(
         predicted_step_ns=np.array([b.duration_ns for b in timed], np.int64),
         predicted_attention_ns=predicted,
         measured_ns=np.array(measured, np.int64),
-        num_layers=model.num_attention_layers,
+        num_layers=plan.rank_model.num_attention_layers,
         total_steps=len(batches),
         left_out=len(chosen) - len(timed),
-        notes=_notes(run, len(batches), len(timed), len(chosen) - len(timed)),
+        notes=_notes(run, len(batches), len(timed), len(chosen) - len(timed), between=times_ns is not None),
     )
+
+
+def check_attention(plan: ServerPlan) -> None:
+    """Raise NoKernels for a model whose attention these kernels do not do."""
+    model = plan.rank_model
+    if model.latent_dim:
+        raise NoKernels(f"{model.name} keeps a latent (MLA), which these kernels do not read")
+    if not model.num_attention_layers:
+        raise NoKernels(f"{model.name} has no attention")
 
 
 def all_batches(run: RecordedRun) -> list[Batch]:
@@ -206,7 +213,7 @@ def _predicted(plan: ServerPlan, batches: Sequence[Batch]) -> Ints | None:
     return np.array(found, np.int64)
 
 
-class _Layer:
+class LayerCalls:
     """One layer's tensors and calls for a batch."""
 
     def __init__(self, plan: ServerPlan, run: RecordedRun, kernels: AttentionKernels, torch: Any) -> None:
@@ -235,7 +242,7 @@ class _Layer:
         total = 0
         for layers, window in ((self._full, 0), (self._windowed, self._window)):
             if layers:
-                calls = self._calls(b, window)
+                calls = self.calls(b, window)
                 times = []
                 for i in range(WARM_UPS + RUNS):
                     self._wait()
@@ -252,7 +259,14 @@ class _Layer:
         if self._kernels.device != "cpu":
             getattr(self._torch, self._kernels.device).synchronize()
 
-    def _calls(self, b: Batch, window: int) -> list[Callable[[], Tensor]]:
+    def windows(self, plan: ServerPlan) -> list[int]:
+        """Of each layer that keeps KV the tokens that it sees, 0: all."""
+        windows = [w for w in plan.rank_model.layer_windows if self._windowed]
+        layers = self._full + self._windowed
+        return windows if len(windows) == layers else [0] * layers
+
+    def calls(self, b: Batch, window: int) -> list[Callable[[], Tensor]]:
+        """One for those that prefill, one for those that decode; their tensors are made now."""
         pairs = list(zip(b.new_tokens, b.context_tokens, strict=True))
         prefill = [(n, n + c) for n, c in pairs if n > 1]
         decode = [c + 1 for n, c in pairs if n == 1]
@@ -311,7 +325,26 @@ class _Layer:
         return made.normal_(generator=torch.Generator(device=device).manual_seed(0))
 
 
-def _notes(run: RecordedRun, total: int, timed: int, left_out: int) -> tuple[str, ...]:
+class SampledKernels:
+    """The attention of a result's sampled steps, for :mod:`hbmtwin.validation.run_replay_worker`."""
+
+    def __init__(self, directory: Path, backend: str, max_steps: int) -> None:
+        run = load_run(directory, trace=False)
+        self._plan = ServerPlan(run.scenario)
+        which: Backend = "npu" if backend == "npu" else "cuda"
+        self._layer = LayerCalls(self._plan, run, kernels_for(which, run.scenario.engine.attention), load(which))
+        chosen = sample(all_batches(run), max_steps)
+        self._batches = {b.step: b for b in chosen if self._layer.bytes_of(b) <= MAX_LAYER_BYTES}
+        self.steps: Sequence[int] = tuple(self._batches)
+
+    def calls(self, step: int) -> list[list[Callable[[], Tensor]]]:
+        """One layer's tensors stand for all layers of its kind."""
+        windows = self._layer.windows(self._plan)
+        made = {window: self._layer.calls(self._batches[step], window) for window in dict.fromkeys(windows)}
+        return [made[window] for window in windows]
+
+
+def _notes(run: RecordedRun, total: int, timed: int, left_out: int, *, between: bool) -> tuple[str, ...]:
     notes = [
         f"Attention of {timed:,} of {total:,} steps was timed"
         + ("." if timed == total else ": a fixed sample, every n-th step of each kind, the heaviest among them.")
@@ -320,7 +353,13 @@ def _notes(run: RecordedRun, total: int, timed: int, left_out: int) -> tuple[str
         notes.append(
             f"{left_out:,} sampled steps were left out: a layer's tensors take more than {MAX_LAYER_BYTES >> 30} GiB."
         )
-    notes.append("One layer's kernels were timed and multiplied; matrices, sampling and the host were not run.")
+    if between:
+        notes.append(
+            "Every layer's kernels ran in their place between the run's operations, from tensors of their own, and "
+            "were timed by events; matrices, sampling and the host were not run."
+        )
+    else:
+        notes.append("One layer's kernels were timed and multiplied; matrices, sampling and the host were not run.")
     if run.scenario.kv_cache.dtype != "auto":
         notes.append(f"kv_cache.dtype = '{run.scenario.kv_cache.dtype}': the kernels read 16-bit K and V instead.")
     return tuple(notes)
@@ -336,6 +375,3 @@ def _device_name(torch: Any, backend: Backend) -> str:
                 name = line.partition(":")[2].strip()
                 break
     return f"{name}, {torch.get_num_threads()} threads"
-
-
-__all__ = ["BackendUnavailable", "KernelReplay", "NoKernels", "all_batches", "replay_kernels"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hbmtwin.validation.allocator import difference_dict
-from hbmtwin.validation.run_replay import SERIES, MemoryReplay
+from hbmtwin.validation.run_replay import MemoryReplay
 from hbmtwin.validation.run_replay_errors import ErrorRow, error_row
 from hbmtwin.validation.run_replay_kernels import KernelReplay
 
@@ -60,7 +60,7 @@ class RunReplay:
         m = self.memory
         if m is None:
             return ()
-        return tuple(error_row(name, m.steps, m.predicted[name], m.measured[name]) for name in SERIES)
+        return tuple(error_row(name, m.steps, m.predicted[name], m.measured[name]) for name in m.measured)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
