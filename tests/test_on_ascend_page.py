@@ -12,7 +12,7 @@ import typer
 
 from hbmtwin.allocators.caching.releases import release_rules
 from hbmtwin.cli.app import app
-from hbmtwin.kernels.attention.npu import choice_for
+from hbmtwin.kernels.attention.npu_choice import choice_for
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "on-ascend.md").read_text(encoding="utf-8")

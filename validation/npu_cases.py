@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from hbmtwin.kernels.attention import npu_cache, npu_fia, npu_mla
-from hbmtwin.kernels.attention.npu import NpuChoice, NpuKernels, choice_for
+from hbmtwin.kernels.attention.npu import NpuKernels
 from hbmtwin.kernels.attention.npu_cache import PAGED_ATTENTION, RESHAPE_AND_CACHE
 from hbmtwin.kernels.attention.npu_call import NpuCall, compressed_mask
+from hbmtwin.kernels.attention.npu_choice import NpuChoice, choice_for
 from hbmtwin.kernels.attention.npu_fia import FIA_V2, FUSION
 
 SHAPES = {"gqa": (32, 8, 128, 128), "mha": (8, 8, 64, 64), "small": (14, 2, 64, 64), "wide": (16, 4, 256, 256)}

@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hbmtwin.kernels.attention import npu_310p, npu_cache, npu_fia, npu_mla
 from hbmtwin.kernels.attention.backends import BackendUnavailable
@@ -29,43 +29,15 @@ from hbmtwin.kernels.attention.interface import AttentionKernels
 from hbmtwin.kernels.attention.npu_310p import IFA, PFA
 from hbmtwin.kernels.attention.npu_cache import PAGED_ATTENTION, RESHAPE_AND_CACHE, SCATTER
 from hbmtwin.kernels.attention.npu_call import NpuCall, compressed_mask
+from hbmtwin.kernels.attention.npu_choice import NpuChoice, choice_for, family_of
 from hbmtwin.kernels.attention.npu_fia import FIA, FIA_V2, FUSION
 from hbmtwin.kernels.attention.npu_validator import check_call
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-class NpuChoice(NamedTuple):
-    """The op of each use, by its name in torch_npu."""
-
-    prefill: str
-    decode: str
-    paged_prefill: str
-    paged_decode: str
-    write: str
-
-
-def family_of(soc: str) -> str:
-    """The family in the capability table of a device that torch_npu calls *soc*. Raises BackendUnavailable."""
-    if soc.startswith("Ascend910_93"):
-        return "a3"
-    if soc.startswith("Ascend910B") and soc[10:11].isdigit():
-        return "a2"
-    if soc.startswith("Ascend310P"):
-        return "310p"
-    if soc in ("Ascend910A", "Ascend910ProA", "Ascend910PremiumA", "Ascend910ProB", "Ascend910B"):
-        return "910a"
-    raise BackendUnavailable(f"npu: no attention op is known for {soc!r}; known are Atlas A2, A3 and Ascend 310P")
-
-
-def choice_for(family: str) -> NpuChoice:
-    """What is called on *family* where nobody says otherwise. Raises BackendUnavailable where no op is documented."""
-    if family in ("a2", "a3"):
-        return NpuChoice(FIA, FIA, FIA, FIA, SCATTER)
-    if family == "310p":
-        return NpuChoice(PFA, IFA, PFA, IFA, RESHAPE_AND_CACHE)
-    raise BackendUnavailable(f"npu: no fused attention op is documented for {family}; use Atlas A2, A3 or Ascend 310P")
+MAX_HELD = 4096
+"""Calls that are remembered as legal, since looking at one again costs the host as much as an op: 0.3 ms."""
 
 
 def kernels(backend: str) -> AttentionKernels:
@@ -80,7 +52,7 @@ def kernels(backend: str) -> AttentionKernels:
 
 
 class NpuKernels:
-    """Attention and KV writes by torch_npu's ops. Every call is held to the op's limits before it is made.
+    """Attention and KV writes by torch_npu's ops. Every call is held to the op's limits before it is first made.
 
     Raises KernelArgumentError for what the op does not take, BackendUnavailable for an op of ATB without NNAL.
     """
@@ -92,6 +64,7 @@ class NpuKernels:
         self.family = family
         self.choice = choice
         self._mask: Tensor | None = None
+        self._held: set[tuple[Any, ...]] = set()
 
     def prefill(
         self,
@@ -364,7 +337,12 @@ class NpuKernels:
             raise BackendUnavailable(
                 f"npu: {call.op} is of ATB, and ATB_HOME_PATH is not set; install NNAL and source its set_env.sh"
             )
-        check_call(call.op, call.arguments, family=self.family)
+        signature = call.signature()
+        if signature not in self._held:
+            check_call(call.op, call.arguments, family=self.family)
+            if len(self._held) == MAX_HELD:
+                self._held.clear()
+            self._held.add(signature)
         return call.run()
 
     def _tokens(self, calls: Any, q: Tensor, v_dim: int) -> Tensor:

@@ -37,6 +37,16 @@ class NpuCall(NamedTuple):
     arguments: dict[str, Any]
     shape: tuple[int, ...]
 
+    def signature(self) -> tuple[Any, ...]:
+        """All that the limits look at, hashable: shapes, dtypes, devices, lengths, settings; no tensor's values."""
+        parts: list[Any] = [self.op]
+        for name, value in self.arguments.items():
+            if hasattr(value, "is_contiguous"):
+                parts.append((name, value.shape, value.dtype, value.device.type, value.is_contiguous()))
+            else:
+                parts.append((name, tuple(value) if isinstance(value, list) else value))
+        return tuple(parts)
+
     def run(self) -> Any:
         """Call the op on the device; its first result, or what it was told to write into. Does not wait."""
         made = getattr(import_module("torch_npu"), self.op)(**self.arguments)

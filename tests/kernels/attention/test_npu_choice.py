@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hbmtwin.kernels.attention.backends import BackendUnavailable
-from hbmtwin.kernels.attention.npu import NpuChoice, choice_for, family_of
+from hbmtwin.kernels.attention.npu_choice import NpuChoice, choice_for, family_of
 from hbmtwin.kernels.attention.npu_fia import packs
 from hbmtwin.kernels.attention.npu_validator import FAMILIES
 from hbmtwin.kernels.capability_use import FAMILIES as CAPABILITY_FAMILIES

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.kernels.attention import npu_fia
+from hbmtwin.kernels.attention import npu, npu_fia
 from hbmtwin.kernels.attention.backends import BackendUnavailable
 from hbmtwin.kernels.attention.checked import Checked
 from hbmtwin.kernels.attention.interface import AttentionShape
-from hbmtwin.kernels.attention.npu import NpuChoice, NpuKernels, choice_for
+from hbmtwin.kernels.attention.npu import NpuKernels
 from hbmtwin.kernels.attention.npu_cache import PAGED_ATTENTION, RESHAPE_AND_CACHE
+from hbmtwin.kernels.attention.npu_choice import NpuChoice, choice_for
 from hbmtwin.kernels.attention.npu_fia import FIA, FIA_V2, FUSION, IN_V2
 from hbmtwin.kernels.attention.reference import ReferenceKernels
 
@@ -343,3 +344,25 @@ def test_mla_prefills_with_expanded_heads(kernels: NpuKernels, torch: Any) -> No
     made = NpuKernels("a2", kernels.choice._replace(prefill=FIA)).mla_prefill(q, q_rope, k, k_rope, v, **lens)
     right = ReferenceKernels().prefill(torch.cat((q, q_rope), -1), torch.cat((k, k_rope), -1), v, **lens)
     assert float((made.double() - right).abs().max()) < LIMIT
+
+
+def test_a_call_is_looked_at_again_when_a_length_or_a_shape_is_another(
+    torch: Any, monkeypatch: pytest.MonkeyPatch, batches: Any
+) -> None:
+    ops = DocumentedOps(torch)
+    monkeypatch.setitem(
+        sys.modules,
+        "torch_npu",
+        SimpleNamespace(npu_fused_infer_attention_score=ops.npu_fused_infer_attention_score),
+    )
+    looked: list[str] = []
+    monkeypatch.setattr(npu, "check_call", lambda op, arguments, family: looked.append(op))
+    monkeypatch.setattr(npu, "MAX_HELD", 2)
+    kernels = NpuKernels("a2", choice_for("a2"))
+    first, second = (batches.padded(SHAPES["packed"], lens) for lens in ([9, 150], [9, 151]))
+    for arguments in (first, first, second, first):
+        kernels.decode(**arguments)
+    assert len(looked) == 2
+    kernels.decode(**batches.padded(SHAPES["padded"], [9, 150]))
+    kernels.decode(**first)
+    assert len(looked) == 4
