@@ -227,8 +227,8 @@ HEADS: tuple[Rule, ...] = (
 )
 GROUPS: tuple[Rule, ...] = (
     Rule(
-        *("group_size", "num_key_value_heads", lambda a: a.heads // a.kv_heads > MAX_QUERIES_PER_KV),
-        "at most 64 query heads for each KV head",
+        *("group_size", "num_key_value_heads", lambda a: not a.rope and a.heads // a.kv_heads > MAX_QUERIES_PER_KV),
+        "at most 64 query heads for each KV head, but with rope",
         "repeat KV heads",
     ),
     Rule(*("max_heads", "num_heads", lambda a: a.heads > MAX_HEADS), "at most 256", "split the heads over two calls"),

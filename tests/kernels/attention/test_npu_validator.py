@@ -189,6 +189,15 @@ def fia() -> list[Case]:
         case(op, "mla_key_rope", MLA, {"key_rope": f16(16, 64, 64)}),
         case(op, "mla_lse", MLA, {"softmax_lse_flag": True}, {"softmax_lse_flag": False}),
         case(op, "mla_heads", MLA, _latent_heads(24), _latent_heads(32)),
+        case(op, "mla_heads", MLA, _latent_heads(256), _latent_heads(128)),
+        case(op, "mla_heads", MLA, _latent_heads(6), _latent_heads(1)),
+        case(op, "mla_heads", MLA, _latent_heads(5), _latent_heads(2)),
+        case(op, "layout_length", LONG, _nbsd(1), _nbsd(2)),
+        *(
+            case(op, "sparse_mode", base, {"sparse_mode": 7}, {"sparse_mode": m})
+            for base in (LONG, MLA_LONG)
+            for m in range(5)
+        ),
         case(
             op,
             "nz_shape",
@@ -206,6 +215,10 @@ def fia() -> list[Case]:
             {"inner_precise": 0},
         ),
     ]
+
+
+def _nbsd(count: int) -> dict[str, Any]:
+    return {"input_layout": "BNSD_NBSD", "query": f16(2, 8, count, 128)}
 
 
 def _channel_scales(dtype: str) -> dict[str, Any]:
@@ -264,6 +277,7 @@ def second_version() -> list[Case]:
         case(V2, "sink", PACKED, {"learnable_sink": T((8,), F16)}, sink),
         case(V2, "sink", PACKED, {"learnable_sink": T((2,), BF16)}, sink),
         case(V2, "sink", ONE, sink, {}),
+        case(V2, "sink", PACKED | sink, {"query": f16(12, 8, 192), "key": f16(14, 2, 192)}),
     ]
 
 
