@@ -106,6 +106,9 @@ def fia() -> list[Case]:
             *(op, "int8_paged_long", LONG_PAGED | PER_CHANNEL, alike((16, 128, 256), I8)),
             dict.fromkeys(PER_CHANNEL, GONE),
         ),
+        case(
+            op, "int8_paged_long", QUANTISED | PER_CHANNEL, {"query": f16(2, 2, 8, 128)}, {"query": f16(2, 1, 8, 128)}
+        ),
         case(op, "key_dtype", ONE, alike((2, 700, 2, 128), F32), alike((2, 700, 2, 128), F16)),
         case(op, "head_dim", ONE, qkv((2, 1, 8, 528), (2, 700, 2, 528)), qkv((2, 1, 8, 512), (2, 700, 2, 512))),
         case(op, "head_dim", ONE, qkv((2, 1, 8, 120), (2, 700, 2, 120)), qkv((2, 1, 8, 112), (2, 700, 2, 112))),
