@@ -54,6 +54,8 @@ def kernels(backend: str) -> AttentionKernels:
 class NpuKernels:
     """Attention and KV writes by torch_npu's ops. Every call is held to the op's limits before it is first made.
 
+    New tokens that are views, as those split off one product are, are copied, since the ops take none. Caches are not.
+
     Raises KernelArgumentError for what the op does not take, BackendUnavailable for an op of ATB without NNAL.
     """
 
@@ -215,6 +217,7 @@ class NpuKernels:
     ) -> Iterator[NpuCall]:
         """The calls that :meth:`prefill` makes, in order."""
         op, (_, heads, head_dim), v_dim = self.choice.prefill, q.shape, v.shape[2]
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         causal = npu_fia.causal(self._mask_on(q), window)
         lens = {"q_lens": q_lens, "kv_lens": kv_lens}
         if op == FUSION:
@@ -241,6 +244,7 @@ class NpuKernels:
         self, q: Tensor, k: Tensor, v: Tensor, *, kv_lens: Sequence[int], scale: float, window: int = 0
     ) -> NpuCall:
         """The call that :meth:`decode` makes."""
+        q = q.contiguous()
         if self.choice.decode == IFA:
             return npu_310p.incre(q, k, v, kv_lens=kv_lens, scale=scale, window=window)
         return self._of(self.choice.decode, npu_fia.one(q, k, v, kv_lens=kv_lens, scale=scale, window=window))
@@ -259,6 +263,7 @@ class NpuKernels:
     ) -> Iterator[NpuCall]:
         """The calls that :meth:`paged_prefill` makes, in order."""
         op, (_, heads, head_dim), (_, _, kv_heads, v_dim) = self.choice.paged_prefill, q.shape, v_cache.shape
+        q = q.contiguous()
         causal = npu_fia.causal(self._mask_on(q), window)
         ones = all(length == 1 for length in q_lens)
         if op == PFA:
@@ -306,7 +311,7 @@ class NpuKernels:
         v_scale: Tensor | None = None,
     ) -> NpuCall:
         """The call that :meth:`paged_decode` makes."""
-        op = self.choice.paged_decode
+        op, q = self.choice.paged_decode, q.contiguous()
         paged: dict[str, Any] = {"block_table": block_table, "context_lens": context_lens, "scale": scale}
         if op in (FIA, FIA_V2):
             call = npu_fia.one_paged(q, k_cache, v_cache, window=window, k_scale=k_scale, v_scale=v_scale, **paged)
@@ -322,7 +327,7 @@ class NpuKernels:
     def write_call(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *, slots: Tensor) -> NpuCall:
         """The call that :meth:`write_kv` makes."""
         build = npu_cache.scatter if self.choice.write == SCATTER else npu_cache.reshape_and_cache
-        return build(k, v, k_cache, v_cache, slots)
+        return build(k.contiguous(), v.contiguous(), k_cache, v_cache, slots)
 
     def _of(self, op: str, call: NpuCall) -> NpuCall:
         return npu_fia.as_v2(call) if op == FIA_V2 else call

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.kernels.attention import npu, npu_fia
+from hbmtwin.kernels.attention import npu, npu_cache, npu_fia
 from hbmtwin.kernels.attention.backends import BackendUnavailable
 from hbmtwin.kernels.attention.checked import Checked
 from hbmtwin.kernels.attention.interface import AttentionShape
@@ -22,6 +22,7 @@ from hbmtwin.kernels.attention.npu_cache import PAGED_ATTENTION, RESHAPE_AND_CAC
 from hbmtwin.kernels.attention.npu_choice import NpuChoice, choice_for
 from hbmtwin.kernels.attention.npu_fia import FIA, FIA_V2, FUSION, IN_V2
 from hbmtwin.kernels.attention.reference import ReferenceKernels
+from hbmtwin.kernels.attention.validator import KernelArgumentError
 
 LIMIT = 4e-3
 GARBAGE = 50.0
@@ -366,3 +367,25 @@ def test_a_call_is_looked_at_again_when_a_length_or_a_shape_is_another(
     kernels.decode(**batches.padded(SHAPES["padded"], [9, 150]))
     kernels.decode(**first)
     assert len(looked) == 4
+
+
+def test_new_tokens_may_be_views_of_one_product_and_caches_may_not(kernels: NpuKernels, torch: Any) -> None:
+    product = torch.randn(2, 8 + 2 + 2, 128).half()
+    q, k, v = product.split([8, 2, 2], dim=1)
+    lens: dict[str, Any] = {"q_lens": [1, 1], "kv_lens": [1, 1], "scale": 0.1}
+    made = kernels.prefill(q, k, v, **lens)
+    assert float((made.double() - ReferenceKernels().prefill(q, k, v, **lens)).abs().max()) < LIMIT
+    cache, values, slots = (
+        torch.zeros(2, 128, 2, 128).half(),
+        torch.zeros(2, 128, 2, 128).half(),
+        torch.tensor([0, 129]),
+    )
+    kernels.write_kv(k, v, cache, values, slots=slots)
+    assert cache.view(-1, 2, 128)[slots].equal(k)
+    table = torch.tensor([[0], [1]], dtype=torch.int32)
+    paged: dict[str, Any] = {"block_table": table, "context_lens": [1, 2], "scale": 0.1}
+    right = ReferenceKernels().paged_decode(q, cache, values, **paged)
+    assert float((kernels.paged_decode(q, cache, values, **paged).double() - right).abs().max()) < LIMIT
+    if kernels.choice.write == npu_cache.SCATTER:
+        with pytest.raises(KernelArgumentError, match="key_cache: npu_scatter_pa_kv_cache: contiguous"):
+            kernels.write_kv(k, v, cache.transpose(0, 1).contiguous().transpose(0, 1), values, slots=slots)
