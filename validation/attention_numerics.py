@@ -11,14 +11,18 @@ device's ops do not take all the same is told as refused, with their reason. Dra
 Tolerances are for keys and values of the normal distribution, so values to 4 or so. Flash keeps scores in float32 and
 rounds at the end; standard rounds scores and probabilities to q's dtype as well. They are about twice the largest
 difference seen on a CPU: float32 1.1e-6, float16 1.5e-3 and 2.5e-3, bfloat16 9.7e-3 and 2.4e-2.
+
+On a machine with a device: ``python -P -m hbmtwin.validation.attention_numerics cuda``, or ``npu``, or ``cpu``. Exit
+code 0: all is rounding; 1: no such device here; 3: something differs.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from hbmtwin.kernels.attention.backends import BackendUnavailable
+from hbmtwin.kernels.attention.backends import BACKENDS, KINDS, BackendUnavailable, kernels_for
 from hbmtwin.kernels.attention.checked import Checked
 from hbmtwin.kernels.attention.interface import AttentionKernels, AttentionShape
 from hbmtwin.kernels.attention.reference import ReferenceKernels
@@ -47,13 +51,15 @@ class Difference(NamedTuple):
     largest: float
     """Largest absolute difference from the reference; infinite where something is not a number."""
     tolerance: float
-    refused: str
-    """Why the device's ops do not take it; else empty."""
+    refused: str = ""
+    """Why the device's ops do not take it, by our own rules; else empty."""
+    failed: str = ""
+    """What torch said where the call came to nothing, its first line; else empty."""
 
     @property
     def right(self) -> bool:
         """Whether it is rounding, or was refused by name."""
-        return bool(self.refused) or self.largest <= self.tolerance
+        return bool(self.refused) or (not self.failed and self.largest <= self.tolerance)
 
 
 def differences(kernels: AttentionKernels, dtypes: Sequence[str] = ("float16", "bfloat16")) -> Iterator[Difference]:
@@ -65,28 +71,43 @@ def differences(kernels: AttentionKernels, dtypes: Sequence[str] = ("float16", "
             for window in (0, _WINDOW):
                 for method, kind, batch in _cases(batches, shape, window):
                     case = ", ".join(filter(None, (heads, f"window {window}" if window else "", kind)))
-                    tolerance = tolerance_of(kernels, batch)
+                    outcome = Difference(method, case, dtype, float("inf"), tolerance_of(kernels, batch))
                     try:
-                        largest, refused = largest_difference(Checked(kernels), method, batch), ""
+                        yield outcome._replace(largest=largest_difference(Checked(kernels), method, batch))
                     except (KernelArgumentError, BackendUnavailable) as reason:
-                        largest, refused = 0.0, str(reason)
-                    yield Difference(method, case, dtype, largest, tolerance, refused)
+                        yield outcome._replace(refused=str(reason))
+                    except RuntimeError as error:
+                        yield outcome._replace(failed=f"FAILED: {str(error).partition(chr(10))[0]}")
 
 
 def largest_difference(kernels: AttentionKernels, method: str, batch: dict[str, Any]) -> float:
     """Largest absolute difference of *kernels* from the reference, on *batch* of the CPU moved to their device."""
-    want = getattr(ReferenceKernels(), method)(**batch)
-    moved = {name: value.to(kernels.device) if hasattr(value, "to") else value for name, value in batch.items()}
-    got = getattr(kernels, method)(**moved)
-    if got.shape != want.shape or got.dtype != batch["q"].dtype:
-        raise AssertionError(
-            f"{method} gave {got.dtype} {tuple(got.shape)}, not {batch['q'].dtype} {tuple(want.shape)}"
-        )
+    want = _answer(ReferenceKernels(), method, batch)
+    got = _answer(kernels, method, batch)
+    if got.shape != want.shape:
+        raise AssertionError(f"{method} gave {tuple(got.shape)}, not {tuple(want.shape)}")
+    if method != "write_kv" and got.dtype != batch["q"].dtype:
+        raise AssertionError(f"{method} gave {got.dtype}, not {batch['q'].dtype}")
     return float((got.cpu().double() - want).abs().max().nan_to_num(float("inf")))
 
 
+def _answer(kernels: AttentionKernels, method: str, batch: dict[str, Any]) -> Any:
+    """What *method* gives, or of ``write_kv`` the caches that it leaves, flat; *batch* stays as it is."""
+    mine = {
+        name: value.to(kernels.device, copy=True) if hasattr(value, "to") else value for name, value in batch.items()
+    }
+    given = getattr(kernels, method)(**mine)
+    if method != "write_kv":
+        return given
+    import torch
+
+    return torch.cat([mine["k_cache"].flatten(), mine["v_cache"].flatten()])
+
+
 def tolerance_of(kernels: AttentionKernels, batch: dict[str, Any]) -> float:
-    """The tolerance for these kernels and the dtype of *batch*."""
+    """The tolerance for these kernels and the dtype of *batch*; of a write there is none."""
+    if "q" not in batch:
+        return 0.0
     kind = "standard" if kernels.name.endswith("standard") else "flash"
     tolerance = TOLERANCE[kind][str(batch["q"].dtype).removeprefix("torch.")]
     return tolerance * INT8_FACTOR if batch.get("k_scale") is not None else tolerance
@@ -97,10 +118,37 @@ def _cases(batches: AttentionBatches, shape: AttentionShape, window: int) -> Ite
     yield "prefill", "", batches.packed(shape, _Q_LENS, _LENS, window)
     yield "decode", "", batches.padded(shape, _LENS, window, garbage=_GARBAGE)
     yield "paged_prefill", "", batches.paged(shape, _LENS, _BLOCK_SIZE, _Q_LENS, window, garbage=_GARBAGE)
+    if not window:
+        yield "write_kv", "", batches.written(shape, sum(_Q_LENS), _BLOCK_SIZE)
     paged = batches.paged(shape, _LENS, _BLOCK_SIZE, window=window, garbage=_GARBAGE)
     yield "paged_decode", "", paged
     yield "paged_decode", "INT8, scale per token", batches.int8(paged, per_head=False)
     yield "paged_decode", "INT8, scale per token and head", batches.int8(paged, per_head=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print every case of a backend's kernels, flash and standard; give the exit code."""
+    named = [backend for backend in BACKENDS if [backend] == list(arguments)]
+    if not named:
+        print(f"attention_numerics: give one of {', '.join(BACKENDS)}", file=sys.stderr)
+        return 2
+    wrong = 0
+    for kind in KINDS:
+        try:
+            kernels = kernels_for(named[0], kind)
+        except BackendUnavailable as missing:
+            print(missing, file=sys.stderr)
+            return 1
+        found = list(differences(kernels))
+        for one in found:
+            measured = f"{one.largest:.1e} of {one.tolerance:.1e}{'' if one.right else ': DIFFERS'}"
+            said = one.refused or one.failed or measured
+            print(f"{kernels.name:<13} {one.dtype:<8} {one.method:<13} {one.case:<58} {said}")
+        refused = sum(1 for one in found if one.refused)
+        wrong += sum(1 for one in found if not one.right)
+        print(f"{kernels.name}: {len(found)} cases, {refused} refused by name\n")
+    print(f"{wrong} cases differ from float64 attention by more than rounding")
+    return 3 if wrong else 0
 
 
 class AttentionBatches:
@@ -188,6 +236,16 @@ class AttentionBatches:
             "window": window,
         }
 
+    def written(self, shape: AttentionShape, tokens: int, block_size: int, seed: int = 0) -> dict[str, Any]:
+        """Of ``write_kv``: slots in no order, of four blocks more than the tokens need."""
+        draw, num_blocks = self._draw(shape, seed), -(-tokens // block_size) + 4
+        kinds = (shape.head_dim, shape.v_head_dim)
+        k, v = (draw(tokens, shape.num_kv_heads, width) for width in kinds)
+        k_cache, v_cache = (draw(num_blocks, block_size, shape.num_kv_heads, width) for width in kinds)
+        order = self.torch.randperm(num_blocks * block_size, generator=self.torch.Generator().manual_seed(seed))
+        slots = order[:tokens].to(self.torch.int32)
+        return {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots}
+
     def int8(self, paged: dict[str, Any], *, per_head: bool) -> dict[str, Any]:
         """A batch of ``paged_decode`` with its caches quantised; free slots get a scale of NaN."""
         made = dict(paged)
@@ -199,3 +257,7 @@ class AttentionBatches:
             made[cache] = steps.round().nan_to_num(77.0).to(self.torch.int8)
             made[scales] = scale.transpose(1, 2).contiguous() if per_head else scale
         return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
