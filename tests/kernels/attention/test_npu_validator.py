@@ -340,8 +340,15 @@ def fusion() -> list[Case]:
             {"query": f16(1048576, 8, 128), "actual_seq_lengths": [524288, 1048576]},
         ),
         case(op, "sparse_mode", FUSED, {"sparse_mode": 9}, {"sparse_mode": 8}),
-        case(op, "sink_cann", FUSED, {"sink": T((8,), F32)}, cann=(8, 3, 0), legally={"cann": (8, 5, 0)}),
-        case(op, "softmax_layout_cann", FUSED, {"softmax_layout": "TND"}, cann=(8, 2, 0), legally={"cann": (8, 3, 0)}),
+        case(op, "sink_cann", FUSED | {"sink": T((8,), F32)}, {}, cann=(8, 3, 0), legally={"cann": (8, 5, 0)}),
+        case(
+            op,
+            "softmax_layout_cann",
+            FUSED | {"softmax_layout": "TND"},
+            {},
+            cann=(8, 2, 0),
+            legally={"cann": (8, 3, 0)},
+        ),
     ]
 
 
