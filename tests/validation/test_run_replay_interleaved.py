@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from hbmtwin.dashboard.run_replay_page import write_run_replay
 from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
+from hbmtwin.validation import run_replay_backends, run_replay_kernels
 from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable
 from hbmtwin.validation.emulated import EmulatorUnavailable
 from hbmtwin.validation.emulated.build import Build, build_emulator
@@ -89,6 +93,12 @@ TINY = {
 }
 
 
+class Named:
+    """Kernels that are only asked for their name."""
+
+    name, device = "npu-flash", "npu"
+
+
 class Recorded:
     """A run on the 'device', without kernels."""
 
@@ -103,7 +113,7 @@ class Recorded:
         self.memory: MemoryReplay = replay_memory(self.run, self.device, self.setup)
 
     def command(self, script: str, kept: str = "pass") -> tuple[str, ...]:
-        path = self.folder / "as_a_device.py"
+        path = self.folder / ("interleaved.py" if INTERLEAVED in script else "as_a_device.py")
         path.write_text(script.replace("KEPT", kept), encoding="utf-8")
         return (sys.executable, "-P", str(path))
 
@@ -164,3 +174,37 @@ def test_a_worker_that_dies_is_told(recorded: Recorded) -> None:
         DeviceUnavailable, match=r"the worker died between operations and kernels: (.|\n)*no such kernel"
     ):
         recorded.interleaved("raise RuntimeError('no such kernel')")
+
+
+def test_the_whole_of_a_device_in_one_report(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The device's own kernels cannot run on the emulated driver: those of the test stand in, and their name."""
+
+    class Here:
+        __version__ = "2.13.0"
+        inference_mode = staticmethod(nullcontext)
+
+    command = recorded.command(AS_A_DEVICE + INTERLEAVED)
+    monkeypatch.setattr(run_replay_backends, "DeviceBackend", lambda kind: recorded.device)
+    monkeypatch.setattr(run_replay_backends, "interleave", partial(interleave, command=command))
+    monkeypatch.setattr(run_replay_kernels, "kernels_for", lambda backend, kind: Named())
+    monkeypatch.setattr(run_replay_kernels, "load", lambda backend: Here())
+    monkeypatch.setattr(run_replay_kernels, "_device_name", lambda torch, backend: "Ascend910B2")
+    report = run_replay_backends.replay_run(recorded.folder / "result", "npu", max_steps=2)
+    assert report.agrees
+    assert report.memory is not None
+    assert report.memory.checks[-1].name == "bytes after each step, with kernels between the operations"
+    assert report.measured_on == {
+        "memory": "torch_npu 2.13.0 on Ascend910B2",
+        "kernels": "npu-flash on Ascend910B2, torch 2.13.0",
+    }
+    assert report.kernels is not None
+    assert report.kernels.same_kind
+    assert report.kernels.steps.tolist() == [0, 1]
+    assert any("ran in their place between the run's operations" in note for note in report.kernels.notes)
+    assert [row.quantity for row in report.memory_errors()] == ["reserved", "allocated", "requested"]
+    write_run_replay(report, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "npu-flash on Ascend910B2" in page
+    assert "Not compared: The free bytes of mem_get_info" in page
