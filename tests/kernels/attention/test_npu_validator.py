@@ -374,7 +374,7 @@ def prompt() -> list[Case]:
         ),
         case(op, "dtype", PROMPT, qkv((1, 8, 5, 128), (1, 8, 7, 128), F32), qkv((1, 8, 5, 128), (1, 8, 7, 128), I8)),
         case(op, "head_dim", PROMPT, qkv((1, 8, 5, 513), (1, 8, 7, 513)), qkv((1, 8, 5, 512), (1, 8, 7, 512))),
-        case(op, "h", _flat(65_536, 128), {}, _flat_change(65_280, 255)),
+        case(op, "h", _flat(65_535, 255), {}, _flat_change(65_280, 255)),
         case(
             *(op, "batch", PROMPT, qkv((129, 8, 5, 128), (129, 8, 7, 128))),
             qkv((128, 8, 5, 128), (128, 8, 7, 128)),
@@ -418,7 +418,7 @@ def incremental() -> list[Case]:
         case(op, "layout", ONE, {"input_layout": "TND"}),
         case(op, "one_query", ONE, {"query": f16(2, 2, 8, 128)}),
         case(op, "dtype_310p", ONE, qkv((2, 1, 8, 128), (2, 700, 2, 128), BF16), **small),
-        case(op, "head_dim", ONE, qkv((2, 1, 8, 528), (2, 700, 2, 528)), qkv((2, 1, 8, 512), (2, 700, 2, 512))),
+        case(op, "head_dim", ONE, qkv((2, 1, 8, 513), (2, 700, 2, 513)), qkv((2, 1, 8, 512), (2, 700, 2, 512))),
         case(
             *(op, "batch", ONE, qkv((257, 1, 8, 128), (257, 700, 2, 128)) | {"actual_seq_lengths_kv": [700]}),
             qkv((256, 1, 8, 128), (256, 700, 2, 128)) | {"actual_seq_lengths_kv": [700]},
