@@ -14,6 +14,7 @@ from hbmtwin.allocators.registry import UnknownPolicy, device_allocators, kv_pol
 from hbmtwin.allocators.retention import RETENTIONS
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import weight_bytes_per_rank
+from hbmtwin.sim.budget.memory_budget import DoesNotFit, MemoryBudget
 from hbmtwin.sim.catalog import (
     CatalogError,
     WorkloadPreset,
@@ -31,14 +32,13 @@ from hbmtwin.sim.experiment import compare, differences
 from hbmtwin.sim.explain.explaining import explain
 from hbmtwin.sim.explain.explanation import Explanation
 from hbmtwin.sim.export import EXPORT_FORMATS, check_exportable, export
-from hbmtwin.sim.fit import fit, memory_budget
-from hbmtwin.sim.fit_options import FitError
-from hbmtwin.sim.fit_report import Fit
+from hbmtwin.sim.fit.fit import fit, memory_budget
+from hbmtwin.sim.fit.options import FitError
+from hbmtwin.sim.fit.report import Fit
 from hbmtwin.sim.kv_layout import DTYPES as KV_DTYPES
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
 from hbmtwin.sim.legality import notes
-from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget
 from hbmtwin.sim.replay import OpResult, ReplayError, Tally, make_allocator, per_op_rows, replay, write_per_op
 from hbmtwin.sim.result import Result, ResultError, check_replaceable, write_directory
 from hbmtwin.sim.run import run

@@ -9,7 +9,7 @@ what is on it; a head that is tied to the embedding has that table on the last s
 
 Beside the parameters a rank keeps the rotary table, and of latent attention the two halves of ``kv_b_proj`` once more
 in 16 bit: decode multiplies by them, and no kernel reads them quantised. What a log says of loading is a little more
-still: the caching allocator's blocks (:mod:`hbmtwin.sim.loaded_weights`).
+still: the caching allocator's blocks (:mod:`hbmtwin.sim.budget.loaded_weights`).
 """
 
 from __future__ import annotations

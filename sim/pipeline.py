@@ -17,7 +17,7 @@ from hbmtwin.kernels.pipeline_cost import PipelineCost
 from hbmtwin.kernels.records import CostModel, DeviceSpec, ModelShape
 from hbmtwin.kernels.roofline import RooflineCost
 from hbmtwin.kernels.stages import stage_shapes
-from hbmtwin.sim.memory_budget import MemoryBudget
+from hbmtwin.sim.budget.memory_budget import MemoryBudget
 from hbmtwin.sim.scenario import Scenario
 
 NODE_RANKS = 8

@@ -132,7 +132,7 @@ class SchedulerConfig:
     bucket_tokens: int = 256
     """Width of a bucket of prompt lengths."""
     state_block_size: int = 0
-    """Of ``vllm``: above 0, chunks of a prompt end where :mod:`hbmtwin.sim.aligned_chunks` says."""
+    """Of ``vllm``: above 0, chunks of a prompt end where :mod:`hbmtwin.sim.schedulers.aligned_chunks` says."""
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     """Of ``vllm_v0``: ``auto`` swaps out a prompt with several samples that run, and recomputes one with a single."""
     enable_chunked_prefill: bool = True
@@ -200,7 +200,7 @@ class Scheduler(Protocol):
 
 _OURS = ("vllm", "guaranteed_no_evict", "max_utilization", "prefill_first", "sglang", "static_batch", "vllm_v0")
 schedulers: Registry[Scheduler] = Registry(
-    "hbmtwin.schedulers", "scheduler", lambda: [f"hbmtwin.sim.{module}" for module in _OURS]
+    "hbmtwin.schedulers", "scheduler", lambda: [f"hbmtwin.sim.schedulers.{module}" for module in _OURS]
 )
 
 

@@ -7,7 +7,7 @@
     one arena                               | general: weights, activations, KV that grows        |
 
 The rooms come from the budget, but the allocators place the bytes, and round them: what the budget granted may not hold
-once it is placed, which is told as :class:`~hbmtwin.sim.memory_budget.DoesNotFit` too.
+once it is placed, which is told as :class:`~hbmtwin.sim.budget.memory_budget.DoesNotFit` too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.kernels.activations import ActivationModel
 from hbmtwin.kernels.weights import weight_tensors
+from hbmtwin.sim.budget.memory_budget import DoesNotFit
 from hbmtwin.sim.forward import Forward
 from hbmtwin.sim.idle_settings import config_fields
 from hbmtwin.sim.kv_layout import scale_tensors
 from hbmtwin.sim.kv_policy import is_v0, kv_policy, told
-from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.recorder import Recorder
 from hbmtwin.sim.scenario import ScenarioError
 from hbmtwin.sim.server_plan import ServerPlan

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from hbmtwin.kernels.records import CostModel
 from hbmtwin.kernels.stages import stage_shapes
 from hbmtwin.sim import catalog, legality
+from hbmtwin.sim.budget.memory_budget import DoesNotFit, MemoryBudget
 from hbmtwin.sim.calibration import profile_of
-from hbmtwin.sim.fit import memory_budget
+from hbmtwin.sim.fit.fit import memory_budget
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
-from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget
 from hbmtwin.sim.model_states import check_states, mamba_mode
 from hbmtwin.sim.model_windows import as_read, check_windows, with_windows
 from hbmtwin.sim.pipeline import step_cost

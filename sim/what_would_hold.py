@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from hbmtwin.allocators.growth import GROWTH_RULES
 from hbmtwin.kernels.capability_use import SIXTEEN_BIT
 from hbmtwin.sim import catalog
+from hbmtwin.sim.budget.memory_budget import DoesNotFit
 from hbmtwin.sim.catalog import CatalogError
 from hbmtwin.sim.experiment import in_processes
-from hbmtwin.sim.fit_advice import SAFE_UTILIZATION
+from hbmtwin.sim.fit.advice import SAFE_UTILIZATION
 from hbmtwin.sim.legality import effective_oom
-from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError

@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import replace
 
 from hbmtwin.allocators.contract import KVPolicy
-from hbmtwin.sim.priority_queue import order
 from hbmtwin.sim.scheduler import Entry, Plan, SchedulerConfig
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.priority_queue import order
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 
 class FirstGivesWay(VllmScheduler):

@@ -8,7 +8,7 @@ from hbmtwin.allocators.paged import PagedPolicy
 from hbmtwin.allocators.paged_groups import PagedGroupsPolicy
 from hbmtwin.allocators.records import Release
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 from hbmtwin.validation.vllm_policies import GroupsSide, PagedSide, PolicySide, groups_policy, paged_policy
 from hbmtwin.validation.vllm_steps import Computed, Scheduled, Server
 from hbmtwin.workloads.records import Request

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hbmtwin.allocators.records import KVSequence, Release, Span
-from hbmtwin.sim.aligned_chunks import aligned_chunk
+from hbmtwin.sim.schedulers.aligned_chunks import aligned_chunk
 from hbmtwin.validation.vllm_comparison import Asked, Comparison, Differs, Found
 from hbmtwin.validation.vllm_sides import Pool
 

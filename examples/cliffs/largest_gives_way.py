@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from hbmtwin.sim.scheduler import schedulers
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 
 @schedulers.register("largest_gives_way")

@@ -17,7 +17,7 @@ from hbmtwin.cli.options import Json
 from hbmtwin.cli.output import json_text, stdout
 
 if TYPE_CHECKING:
-    from hbmtwin.sim.fit_report import Fit
+    from hbmtwin.sim.fit.report import Fit
 
 
 class Language(StrEnum):
@@ -221,8 +221,8 @@ SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 def _answer(said: dict[str, Any]) -> Fit:
     """Not by way of :mod:`hbmtwin.api`, which imports the simulator, and with it pandas."""
     from hbmtwin.sim.catalog.errors import CatalogError
-    from hbmtwin.sim.fit import fit as ask
-    from hbmtwin.sim.fit_options import FitError
+    from hbmtwin.sim.fit.fit import fit as ask
+    from hbmtwin.sim.fit.options import FitError
 
     try:
         return ask(**said)

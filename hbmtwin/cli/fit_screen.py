@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.text import Text
 
 from hbmtwin.cli.wrapping import wrap
-from hbmtwin.sim import fit_words as words
-from hbmtwin.sim.fit_advice import Advice
-from hbmtwin.sim.fit_report import Fit
+from hbmtwin.sim.fit import words
+from hbmtwin.sim.fit.advice import Advice
+from hbmtwin.sim.fit.report import Fit
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 GIB = 1 << 30

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from hbmtwin.sim.engines.figures import GIB
 
 if TYPE_CHECKING:
-    from hbmtwin.sim.budget_question import BudgetQuestion
-    from hbmtwin.sim.memory_budget import MemoryBudget
+    from hbmtwin.sim.budget.memory_budget import MemoryBudget
+    from hbmtwin.sim.budget.question import BudgetQuestion
 
 V0_SWAP_BYTES = 4 * GIB
 """V0's ``swap_space`` a device, by default."""

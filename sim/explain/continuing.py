@@ -25,8 +25,8 @@ from hbmtwin.sim.explain.server_settings import SHARES, SWITCHES
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 if TYPE_CHECKING:
-    from hbmtwin.sim.fit_report import Fit
-    from hbmtwin.sim.memory_budget import BudgetLine
+    from hbmtwin.sim.budget.memory_budget import BudgetLine
+    from hbmtwin.sim.fit.report import Fit
 
 TRIED = Phrase(
     "{change}: then {tokens} tokens fit, {ratio} requests of {length}",
@@ -184,8 +184,8 @@ def _kv_line(answer: Fit) -> BudgetLine:
 def _ask(options: dict[str, Any]) -> Fit | None:
     """The memory budget's answer; None where it refuses the question."""
     from hbmtwin.sim.catalog.errors import CatalogError
-    from hbmtwin.sim.fit import fit
-    from hbmtwin.sim.fit_options import FitError
+    from hbmtwin.sim.fit.fit import fit
+    from hbmtwin.sim.fit.options import FitError
 
     try:
         return fit(**options)

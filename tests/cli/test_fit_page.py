@@ -12,7 +12,7 @@ import pytest
 
 from hbmtwin import fit as ask
 from hbmtwin.cli.fit import fit as verb
-from hbmtwin.sim.fit_options import flag
+from hbmtwin.sim.fit.options import flag
 
 from .conftest import Shell
 

@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 from hbmtwin.cli import fit_screen
-from hbmtwin.sim import fit_words
+from hbmtwin.sim.fit import words as fit_words
 
 from .conftest import Shell
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 Shell = Callable[..., Any]
 

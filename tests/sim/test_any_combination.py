@@ -19,8 +19,8 @@ from hbmtwin.allocators.growth import GROWTH_RULES
 from hbmtwin.allocators.registry import device_allocators, kv_policies
 from hbmtwin.allocators.retention import RETENTIONS
 from hbmtwin.kernels.step_times import StepTimes
+from hbmtwin.sim.budget.memory_budget import DoesNotFit
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
-from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
-from hbmtwin.sim.budget_question import BudgetQuestion, Measured
+from hbmtwin.sim.budget.memory_budget import budget_of
+from hbmtwin.sim.budget.question import BudgetQuestion, Measured
 from hbmtwin.sim.catalog import device, model
 from hbmtwin.sim.engines import engine_rules
 from hbmtwin.sim.engines.boot_lines import boot_lines
 from hbmtwin.sim.kv_layout import kv_layout
-from hbmtwin.sim.memory_budget import budget_of
 
 LLAMA, A100, B2 = model("llama-3.1-8b"), device("a100-80gb"), device("ascend-910b2")
 

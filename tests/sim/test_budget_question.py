@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.kernels.weights import can_split
-from hbmtwin.sim import memory_budget as budgets
-from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
+from hbmtwin.sim.budget import memory_budget as budgets
+from hbmtwin.sim.budget.loaded_weights import loaded_weight_bytes
+from hbmtwin.sim.budget.memory_budget import DoesNotFit, MemoryBudget, budget_of
+from hbmtwin.sim.budget.question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.catalog import device, devices, model, models
 from hbmtwin.sim.engines import ENGINES, GIB, MIB, Division, EngineArgs, engine_rules, rules_for, settings_of
 from hbmtwin.sim.kv_layout import kv_layout
-from hbmtwin.sim.loaded_weights import loaded_weight_bytes
-from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget, budget_of
 
 LLAMA, GRANITE, QWEN_MOE = model("llama-3.1-8b"), model("granite-4.0-h-micro"), model("qwen3-30b-a3b")
 RTX, A100, H100 = device("rtx-3090"), device("a100-80gb"), device("h100-80gb")

@@ -17,7 +17,7 @@ from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.scheduler import Plan
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 from hbmtwin.workloads.records import Request, Status, user_stream
 
 MS = 1_000_000
@@ -386,7 +386,7 @@ def test_progress_is_told_now_and_then() -> None:
 
 
 def test_a_scheduler_that_plans_nothing_is_a_deadlock_not_an_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hbmtwin.sim.vllm.VllmScheduler._admit", lambda *_: None)
+    monkeypatch.setattr("hbmtwin.sim.schedulers.vllm.VllmScheduler._admit", lambda *_: None)
     result = run(Given(request(0, 0, 10, 2), request(1, 70, 10, 2)))
     assert rows(result, "id", "status", "reason", "end_ns") == [
         (0, "failed", "deadlock", 70 * MS),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hbmtwin.sim import experiment
+from hbmtwin.sim.budget.memory_budget import DoesNotFit
 from hbmtwin.sim.experiment import compare, differences, in_processes
-from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError

@@ -18,13 +18,13 @@ from rich.console import Console
 
 import hbmtwin
 from hbmtwin.cli.fit_screen import FitScreen
-from hbmtwin.sim.budget_range import objection_at_the_bad_end, objection_at_the_good_end
+from hbmtwin.sim.budget.memory_budget import DoesNotFit, budget_of
+from hbmtwin.sim.budget.ranges import objection_at_the_bad_end, objection_at_the_good_end
 from hbmtwin.sim.catalog import device, devices, model, models
 from hbmtwin.sim.catalog.errors import CatalogError
-from hbmtwin.sim.fit import fit
-from hbmtwin.sim.fit_options import FitError, FitOptions, check_options
-from hbmtwin.sim.fit_question import ask
-from hbmtwin.sim.memory_budget import DoesNotFit, budget_of
+from hbmtwin.sim.fit.fit import fit
+from hbmtwin.sim.fit.options import FitError, FitOptions, check_options
+from hbmtwin.sim.fit.question import ask
 from hbmtwin.sim.phrases import LANGUAGES, Phrase, Said
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_plan import ServerPlan
@@ -169,7 +169,7 @@ def test_the_ends_of_the_ranges() -> None:
 
 
 def test_planted_a_range_that_is_read_from_the_wrong_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("hbmtwin.sim.budget_range")
+    module = importlib.import_module("hbmtwin.sim.budget.ranges")
     honest = module._at
     monkeypatch.setattr(module, "_at", lambda b, held, rest: honest(b, rest, held))
     with pytest.raises(AssertionError):
@@ -178,7 +178,7 @@ def test_planted_a_range_that_is_read_from_the_wrong_end_is_caught(monkeypatch: 
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
-SPEAKING = ("fit_words", "fit_advice", "fit_warnings", "fit_kernels", "objections")
+SPEAKING = ("fit.words", "fit.advice", "fit.pairs", "fit.warnings", "fit.kernels", "budget.objections")
 
 
 def phrases() -> list[Phrase]:
@@ -202,7 +202,7 @@ def test_both_languages_have_the_same_places() -> None:
 
 def test_a_finding_with_braces_is_told_as_it_is() -> None:
     from hbmtwin.kernels.capabilities import CapabilityFinding
-    from hbmtwin.sim.fit_kernels import said
+    from hbmtwin.sim.fit.kernels import said
 
     finding = CapabilityFinding("k", "dtype", True, "a {set} of 2", "集合 {set}", "here")
     assert [said(finding).text(lang) for lang in LANGUAGES] == ["dtype: a {set} of 2", "dtype：集合 {set}"]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hbmtwin.sim import fit_advice
 from hbmtwin.sim.catalog import device, devices, models
-from hbmtwin.sim.fit import fit
-from hbmtwin.sim.fit_advice import SAFE_UTILIZATION, Advised, advise
-from hbmtwin.sim.fit_question import ask
-from hbmtwin.sim.fit_report import Fit
+from hbmtwin.sim.fit import advice as fit_advice
+from hbmtwin.sim.fit.advice import SAFE_UTILIZATION, Advised, advise
+from hbmtwin.sim.fit.fit import fit
+from hbmtwin.sim.fit.question import ask
+from hbmtwin.sim.fit.report import Fit
 
 GIB = 1 << 30
 
@@ -178,7 +178,9 @@ def test_planted_an_advice_that_was_not_tried_is_caught(monkeypatch: pytest.Monk
         yield fit_advice._set("max_model_len", q.max_model_len // 2, q.at_length(q.max_model_len // 4))
 
     monkeypatch.setattr(fit_advice, "SEARCHES", (("max_model_len", untried),))
-    monkeypatch.setattr(importlib.import_module("hbmtwin.sim.fit"), "_asked_again", lambda _, advice, **rest: advice)
+    monkeypatch.setattr(
+        importlib.import_module("hbmtwin.sim.fit.fit"), "_asked_again", lambda _, advice, **rest: advice
+    )
     answer = fit(model="llama-3.1-8b", device="ascend-910b4", max_model_len=100_000)
     assert isinstance(answer.advised, Advised)
     with pytest.raises(AssertionError):

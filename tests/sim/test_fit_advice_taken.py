@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hbmtwin.sim import catalog, fit_advice
-from hbmtwin.sim.fit import fit
-from hbmtwin.sim.fit_options import FitOptions
-from hbmtwin.sim.fit_report import Fit
+from hbmtwin.sim import catalog
+from hbmtwin.sim.fit import advice as fit_advice
+from hbmtwin.sim.fit.fit import fit
+from hbmtwin.sim.fit.options import FitOptions
+from hbmtwin.sim.fit.report import Fit
 
 GIB = 1 << 30
 
@@ -214,7 +215,7 @@ def test_what_helps_one_way_is_not_said_to_help_no_way() -> None:
 def test_planted_a_result_that_was_not_asked_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
-    module = importlib.import_module("hbmtwin.sim.fit")
+    module = importlib.import_module("hbmtwin.sim.fit.fit")
     monkeypatch.setattr(module, "_asked_again", lambda options, advice, **rest: advice)
     with pytest.raises(AssertionError):
         test_defaults_that_follow_from_a_change_are_in_its_result("another device's batch")

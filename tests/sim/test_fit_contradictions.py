@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.sim.fit import fit
-from hbmtwin.sim.fit_options import FitError
+from hbmtwin.sim.fit.fit import fit
+from hbmtwin.sim.fit.options import FitError
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": "mindie", "npu_mem_size": float("inf")}, "--npu-mem-size: GiB of KV, above 0, or -1 .* not inf"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hbmtwin.sim.fit import fit
-from hbmtwin.sim.fit_options import FitError, FitOptions
+from hbmtwin.sim.fit.fit import fit
+from hbmtwin.sim.fit.options import FitError, FitOptions
 
 ROOM: FitOptions = {"available_kv_bytes": 11_381_826_560, "block_size": 128, "engine": "vllm-ascend"}
 

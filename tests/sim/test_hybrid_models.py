@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.kernels.weights import weight_bytes
-from hbmtwin.sim.aligned_chunks import aligned_chunk
 from hbmtwin.sim.books import Books, BooksDoNotClose
+from hbmtwin.sim.budget.loaded_weights import loaded_weight_bytes
+from hbmtwin.sim.budget.memory_budget import DoesNotFit
 from hbmtwin.sim.catalog import CatalogError, device, model
-from hbmtwin.sim.fit import memory_budget
+from hbmtwin.sim.fit.fit import memory_budget
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
-from hbmtwin.sim.loaded_weights import loaded_weight_bytes
-from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
+from hbmtwin.sim.schedulers.aligned_chunks import aligned_chunk
 
 GRANITE = "granite-4.0-h-micro"
 STATES = 36 * 1_074_688

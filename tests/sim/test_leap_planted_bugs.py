@@ -19,17 +19,17 @@ from hbmtwin.allocators.virtual import VirtualPolicy
 from hbmtwin.kernels.step_times import StepTimes
 from hbmtwin.sim import engine
 from hbmtwin.sim.forward import Forward
-from hbmtwin.sim.guaranteed_no_evict import GuaranteedNoEvictScheduler
 from hbmtwin.sim.leap import Leap
-from hbmtwin.sim.max_utilization import MaxUtilizationScheduler
-from hbmtwin.sim.prefill_first import PrefillFirstScheduler
 from hbmtwin.sim.recorder import Recorder
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.sim.sglang import NewTokenRatio, SglangScheduler
-from hbmtwin.sim.static_batch import StaticBatchScheduler
-from hbmtwin.sim.vllm import VllmScheduler
-from hbmtwin.sim.vllm_v0 import VllmV0Scheduler
+from hbmtwin.sim.schedulers.guaranteed_no_evict import GuaranteedNoEvictScheduler
+from hbmtwin.sim.schedulers.max_utilization import MaxUtilizationScheduler
+from hbmtwin.sim.schedulers.prefill_first import PrefillFirstScheduler
+from hbmtwin.sim.schedulers.sglang import NewTokenRatio, SglangScheduler
+from hbmtwin.sim.schedulers.static_batch import StaticBatchScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm_v0 import VllmV0Scheduler
 
 from .legal_scenarios import differences, numbered
 

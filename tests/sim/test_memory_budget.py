@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hbmtwin.kernels.weights import can_split
+from hbmtwin.sim.budget.memory_budget import MemoryBudget
 from hbmtwin.sim.catalog import device, devices, model, models
 from hbmtwin.sim.engines import GIB, activation_peak, graph_pool, rules_for
 from hbmtwin.sim.engines.vllm import VLLM
 from hbmtwin.sim.engines.vllm_ascend import VLLM_ASCEND
-from hbmtwin.sim.fit import memory_budget
+from hbmtwin.sim.fit.fit import memory_budget
 from hbmtwin.sim.kv_layout import kv_layout
-from hbmtwin.sim.memory_budget import MemoryBudget
 
 LLAMA_8B = model("llama-3.1-8b")
 LLAMA_7B = model("llama-2-7b")

@@ -12,11 +12,11 @@ import pytest
 
 from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.paged import PagedPolicy
-from hbmtwin.sim.guaranteed_no_evict import GuaranteedNoEvictScheduler, pool_of
-from hbmtwin.sim.max_utilization import MaxUtilizationScheduler
-from hbmtwin.sim.prefill_first import PrefillFirstScheduler
 from hbmtwin.sim.scheduler import Entry, Plan, SchedulerConfig
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.guaranteed_no_evict import GuaranteedNoEvictScheduler, pool_of
+from hbmtwin.sim.schedulers.max_utilization import MaxUtilizationScheduler
+from hbmtwin.sim.schedulers.prefill_first import PrefillFirstScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 from .naive_schedulers import NaiveMaxUtilization, NaiveNoEvict, NaivePrefillFirst
 from .naive_vllm import NaiveVllm, Rules

@@ -18,7 +18,7 @@ from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.radix import RadixConfig, RadixPolicy
 from hbmtwin.allocators.records import KVLayout, KVSequence, Release
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig
-from hbmtwin.sim.sglang import SglangScheduler
+from hbmtwin.sim.schedulers.sglang import SglangScheduler
 from hbmtwin.workloads.records import Request, Span, output_stream
 
 from ..allocators.naive_radix import NaivePool

@@ -18,7 +18,7 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import KVLayout, Release
 from hbmtwin.sim.scheduler import Entry, Plan, SchedulerConfig
-from hbmtwin.sim.vllm import VllmScheduler, _take_back
+from hbmtwin.sim.schedulers.vllm import VllmScheduler, _take_back
 from hbmtwin.workloads.records import Request, Span, output_stream
 
 from .naive_vllm import Asked, NaiveVllm, Rules
@@ -259,6 +259,6 @@ class Withheld(int):
 
 
 def test_tokens_of_a_victim_that_are_not_given_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hbmtwin.sim.vllm._take_back", lambda plan, s: Withheld(_take_back(plan, s)))
+    monkeypatch.setattr("hbmtwin.sim.schedulers.vllm._take_back", lambda plan, s: Withheld(_take_back(plan, s)))
     with pytest.raises(AssertionError):
         Comparison(RULES["few tokens a step, priority, no cache"], seed=7).run(STEPS)

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from hbmtwin.allocators.kv_groups import Grouping
 from hbmtwin.kernels.stages import stage_layers, stage_shapes
 from hbmtwin.kernels.weights import embedding_bytes, weight_bytes_per_rank
-from hbmtwin.sim import memory_budget as budgets
+from hbmtwin.sim.budget import memory_budget as budgets
+from hbmtwin.sim.budget.loaded_weights import loaded_weight_bytes
+from hbmtwin.sim.budget.memory_budget import DoesNotFit, MemoryBudget
 from hbmtwin.sim.catalog import device, model
 from hbmtwin.sim.engines import GIB
 from hbmtwin.sim.engines.vllm import VLLM
-from hbmtwin.sim.fit import memory_budget
+from hbmtwin.sim.fit.fit import memory_budget
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.layer_groups import BlockPool, block_pool
-from hbmtwin.sim.loaded_weights import loaded_weight_bytes
-from hbmtwin.sim.memory_budget import DoesNotFit, MemoryBudget
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError

@@ -14,11 +14,11 @@ from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import KVLayout
-from hbmtwin.sim.prefill_first import PrefillFirstScheduler
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.prefill_first import PrefillFirstScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 from .legal_scenarios import TINY as TINY_MODELS
 from .legal_scenarios import differences, per_step

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hbmtwin.kernels.records import Experts, ModelShape
-from hbmtwin.sim.fit import fit
+from hbmtwin.sim.fit.fit import fit
 
 GIB = 1 << 30
 

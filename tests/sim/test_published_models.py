@@ -10,8 +10,8 @@ from hbmtwin.kernels.layer_shapes import Split, layer_shapes, norm_shapes
 from hbmtwin.kernels.records import ModelShape
 from hbmtwin.kernels.stages import stage_layers, stage_shapes
 from hbmtwin.kernels.weights import weight_bytes_per_rank
+from hbmtwin.sim.budget.loaded_weights import loaded_weight_bytes
 from hbmtwin.sim.catalog import model, models, with_quantization
-from hbmtwin.sim.loaded_weights import loaded_weight_bytes
 
 GIB = 1 << 30
 

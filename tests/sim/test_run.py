@@ -13,12 +13,12 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.records import Tag
 from hbmtwin.allocators.registry import kv_policies
 from hbmtwin.kernels.weights import weight_bytes_per_rank
+from hbmtwin.sim.budget.memory_budget import DoesNotFit
 from hbmtwin.sim.catalog import CatalogError
-from hbmtwin.sim.memory_budget import DoesNotFit
 from hbmtwin.sim.run import Twin, run
 from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 GIB = 2**30
 

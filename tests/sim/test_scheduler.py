@@ -20,7 +20,7 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import KVLayout, KVSequence, Refused, Release
 from hbmtwin.sim.scheduler import Entry, Fail, Failed, Finished, Plan, SchedulerConfig
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 from hbmtwin.workloads.records import Request, user_stream
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)

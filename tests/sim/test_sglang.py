@@ -15,12 +15,12 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.radix import RadixConfig, RadixPolicy
 from hbmtwin.allocators.records import KVLayout
-from hbmtwin.sim import sglang
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig
-from hbmtwin.sim.sglang import NewTokenRatio, SglangScheduler
+from hbmtwin.sim.schedulers import sglang
+from hbmtwin.sim.schedulers.sglang import NewTokenRatio, SglangScheduler
 
 from .step_server import StepServer
 

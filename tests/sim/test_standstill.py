@@ -15,8 +15,8 @@ from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.scheduler import Plan, QueueScheduler, Unfinished
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 from hbmtwin.sim.standstill import LiveLockWatch, Standstill
-from hbmtwin.sim.vllm import VllmScheduler
 from hbmtwin.workloads.records import Request
 
 from .legal_scenarios import legal_scenarios

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hbmtwin.sim import legality
-from hbmtwin.sim.memory_budget import DoesNotFit
+from hbmtwin.sim.budget.memory_budget import DoesNotFit
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 

@@ -20,7 +20,7 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.records import KVLayout, Release
 from hbmtwin.sim.scheduler import Entry, Fail, Failed, Finished, Plan, SchedulerConfig
-from hbmtwin.sim.static_batch import StaticBatchScheduler
+from hbmtwin.sim.schedulers.static_batch import StaticBatchScheduler
 from hbmtwin.workloads.records import Request, user_stream
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

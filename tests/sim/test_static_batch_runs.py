@@ -17,7 +17,7 @@ from hbmtwin.sim.books import BooksDoNotClose, Row
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.sim.static_batch import StaticBatchScheduler
+from hbmtwin.sim.schedulers.static_batch import StaticBatchScheduler
 from hbmtwin.workloads.records import Request, Status, user_stream
 
 MS = 1_000_000

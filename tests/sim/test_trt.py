@@ -14,13 +14,13 @@ from hbmtwin.allocators.paged import PagedConfig, PagedPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.radix import RadixConfig, RadixPolicy
 from hbmtwin.allocators.records import KVLayout
-from hbmtwin.sim.guaranteed_no_evict import GuaranteedNoEvictScheduler
-from hbmtwin.sim.max_utilization import MaxUtilizationScheduler
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.guaranteed_no_evict import GuaranteedNoEvictScheduler
+from hbmtwin.sim.schedulers.max_utilization import MaxUtilizationScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 from .step_server import StepServer
 

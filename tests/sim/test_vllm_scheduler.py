@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 from hbmtwin.allocators.records import KVSequence
-from hbmtwin.sim.priority_queue import PriorityQueue
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.scheduler import Entry, Fail, Plan, SchedulerConfig
-from hbmtwin.sim.vllm import _take_back
+from hbmtwin.sim.schedulers.priority_queue import PriorityQueue
+from hbmtwin.sim.schedulers.vllm import _take_back
 
 from .test_scheduler import Server, buffers, request
 
@@ -246,7 +246,7 @@ def test_one_that_was_scheduled_may_give_way_under_every_policy(
         taken.append(_take_back(plan, s))
         return taken[-1]
 
-    monkeypatch.setattr("hbmtwin.sim.vllm._take_back", spy)
+    monkeypatch.setattr("hbmtwin.sim.schedulers.vllm._take_back", spy)
     chunks = "scheduler.long_prefill_token_threshold=50"
     settings = (*PRIORITY, "workload.priorities=[1, 1, 1]", chunks, *kv)
     leaps, steps = (Twin(pressed(*settings)).run(step_mode=one) for one in (False, True))

@@ -19,7 +19,7 @@ from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.scheduler import Fail, SchedulerConfig
-from hbmtwin.sim.vllm_v0 import VllmV0Scheduler
+from hbmtwin.sim.schedulers.vllm_v0 import VllmV0Scheduler
 from hbmtwin.workloads.records import Request, user_stream
 
 TINY = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)

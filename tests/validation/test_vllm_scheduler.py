@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hbmtwin.allocators.kv_groups import KVGroup
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 from hbmtwin.validation.vllm_groups import chunked, full, mamba, window
 from hbmtwin.validation.vllm_planted_steps import PLANTED_STEPS
 from hbmtwin.validation.vllm_scheduler import SERVERS, main, runs

@@ -1,7 +1,7 @@
 """The static answer before any run: does it start, and how much of the device is left for KV.
 
 The subtraction is the engine's own (:mod:`hbmtwin.sim.engines`), line by line; the lines sum to the device's total.
-What is estimated carries its range (:mod:`hbmtwin.sim.charges`).
+What is estimated carries its range (:mod:`hbmtwin.sim.budget.charges`).
 
 ::
 
@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 
 from hbmtwin.allocators.kv_groups import GroupKind
 from hbmtwin.kernels.records import ModelShape
-from hbmtwin.sim.budget_question import BudgetQuestion
-from hbmtwin.sim.charges import Charges, charges_of
+from hbmtwin.sim.budget.charges import Charges, charges_of
+from hbmtwin.sim.budget.objections import ON_STAGE, objection, warnings_of
+from hbmtwin.sim.budget.question import BudgetQuestion
 from hbmtwin.sim.engines import Account, Division, Estimate
 from hbmtwin.sim.engines.figures import exactly
 from hbmtwin.sim.layer_groups import BlockPool
-from hbmtwin.sim.objections import ON_STAGE, objection, warnings_of
 from hbmtwin.sim.phrases import Said
 
 

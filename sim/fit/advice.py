@@ -28,14 +28,14 @@ from typing import Any
 from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim import catalog
-from hbmtwin.sim.budget_question import BudgetQuestion
-from hbmtwin.sim.budget_range import objection_at_the_bad_end
+from hbmtwin.sim.budget.memory_budget import MemoryBudget, budget_of
+from hbmtwin.sim.budget.question import BudgetQuestion
+from hbmtwin.sim.budget.ranges import objection_at_the_bad_end
 from hbmtwin.sim.catalog.quantization import BY_NAME
 from hbmtwin.sim.engines import GIB, EngineArgs, rules_for, settings_of
-from hbmtwin.sim.fit_kernels import findings_of, smaller_kv, smaller_weights
-from hbmtwin.sim.fit_options import fraction_option
+from hbmtwin.sim.fit.kernels import findings_of, smaller_kv, smaller_weights
+from hbmtwin.sim.fit.options import fraction_option
 from hbmtwin.sim.kv_layout import kv_layout
-from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
 from hbmtwin.sim.phrases import Phrase, Said
 from hbmtwin.sim.pool_segments import placed_blocks
 

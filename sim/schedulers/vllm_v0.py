@@ -12,7 +12,7 @@ from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.paged_v0 import AllocStatus, PagedV0Policy
 from hbmtwin.allocators.records import Granted, KVSequence, Refused, Release
 from hbmtwin.sim.scheduler import Admitted, Entry, Finished, Plan, SchedulerConfig, schedulers
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 
 @schedulers.register("vllm_v0")

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from hbmtwin.sim.budget_question import BudgetQuestion
-from hbmtwin.sim.fit_advice import SEARCHES, Advice, Change, Confirm, largest, starts_by_the_engine, tried
-from hbmtwin.sim.memory_budget import MemoryBudget
+from hbmtwin.sim.budget.memory_budget import MemoryBudget
+from hbmtwin.sim.budget.question import BudgetQuestion
+from hbmtwin.sim.fit.advice import SEARCHES, Advice, Change, Confirm, largest, starts_by_the_engine, tried
 from hbmtwin.sim.phrases import Phrase, Said
 
 BOTH = Phrase("{one} with {two}", "{one}，同时 {two}")

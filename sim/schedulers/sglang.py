@@ -30,7 +30,7 @@ from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.radix import RadixPolicy
 from hbmtwin.allocators.records import Refused, Release
 from hbmtwin.sim.scheduler import Admitted, Entry, Fail, Failed, Finished, Plan, SchedulerConfig, schedulers
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 CLIP_MAX_NEW_TOKENS = 4096
 """More than this nobody is expected to generate: ``SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION``."""

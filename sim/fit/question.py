@@ -20,14 +20,14 @@ from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_layers
 from hbmtwin.kernels.weights import check_tensor_parallel
 from hbmtwin.sim import catalog
-from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
+from hbmtwin.sim.budget.memory_budget import MemoryBudget, budget_of
+from hbmtwin.sim.budget.question import BudgetQuestion, Measured, check_question
 from hbmtwin.sim.catalog.errors import CatalogError
 from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
 from hbmtwin.sim.engines import GIB, EngineArgs, EngineRules, Ranks, Settings, engine_rules, rules_for, settings_of
-from hbmtwin.sim.fit_options import AUTO_LENGTH, ENGINES_OF, Argument, FitError, check_options, flag, fraction_option
-from hbmtwin.sim.fit_unknown import unknown_device, unknown_model, without_a_device
+from hbmtwin.sim.fit.options import AUTO_LENGTH, ENGINES_OF, Argument, FitError, check_options, flag, fraction_option
+from hbmtwin.sim.fit.unknown import unknown_device, unknown_model, without_a_device
 from hbmtwin.sim.kv_layout import kv_layout
-from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
 from hbmtwin.sim.phrases import Phrase, Said
 
 BUILT_IN = {"model": "llama-2-7b", "device": "ascend-910b4"}
@@ -64,7 +64,7 @@ class Asked:
 
 
 def ask(options: Mapping[str, Any]) -> Asked:
-    """Resolve *options* (:class:`~hbmtwin.sim.fit_options.FitOptions`).
+    """Resolve *options* (:class:`~hbmtwin.sim.fit.options.FitOptions`).
 
     Raise FitError naming the option at fault, or CatalogError for a model or device that is not known; other
     ValueErrors of what is called say which of the model's sizes does not go with the settings, and become FitErrors.
@@ -72,7 +72,7 @@ def ask(options: Mapping[str, Any]) -> Asked:
     check_options(options)
     told = {name: (value, "given") for name, value in options.items() if name != "scenario"}
     if "scenario" in options:
-        from hbmtwin.sim.fit_scenario import keys_of  # it needs pydantic, which a plain question need not wait for
+        from hbmtwin.sim.fit.from_scenario import keys_of  # it needs pydantic, which a plain question need not wait for
 
         keys = keys_of(options["scenario"])
         if "engine" in options:  # whose defaults are not those of a scenario

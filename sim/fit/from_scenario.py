@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hbmtwin.sim import catalog
-from hbmtwin.sim.fit_options import FitError, Origin
+from hbmtwin.sim.fit.options import FitError, Origin
 from hbmtwin.sim.model_states import mamba_mode
 from hbmtwin.sim.model_windows import with_windows
 from hbmtwin.sim.resolve import max_model_len_of, max_num_batched_tokens_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hbmtwin.sim.budget_question import BudgetQuestion
-from hbmtwin.sim.fit_advice import SAFE_UTILIZATION
-from hbmtwin.sim.memory_budget import MemoryBudget
+from hbmtwin.sim.budget.memory_budget import MemoryBudget
+from hbmtwin.sim.budget.question import BudgetQuestion
+from hbmtwin.sim.fit.advice import SAFE_UTILIZATION
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 TIGHT = Phrase(

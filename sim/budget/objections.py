@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 if TYPE_CHECKING:
-    from hbmtwin.sim.budget_question import BudgetQuestion
-    from hbmtwin.sim.memory_budget import MemoryBudget
+    from hbmtwin.sim.budget.memory_budget import MemoryBudget
+    from hbmtwin.sim.budget.question import BudgetQuestion
 
 POSITIONS = Phrase(
     "max_model_len {length} is above the model's {positions} positions",

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hbmtwin.sim.budget_question import BudgetQuestion
-from hbmtwin.sim.memory_budget import MemoryBudget
-from hbmtwin.sim.objections import objection
+from hbmtwin.sim.budget.memory_budget import MemoryBudget
+from hbmtwin.sim.budget.objections import objection
+from hbmtwin.sim.budget.question import BudgetQuestion
 from hbmtwin.sim.phrases import Said
 
 REMAINDERS = ("KV cache", "operators", "unplanned")

@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hbmtwin.kernels.records import ModelShape
-from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.budget.loaded_weights import loaded_weight_bytes
+from hbmtwin.sim.budget.question import BudgetQuestion
 from hbmtwin.sim.engines import (
     Estimate,
     activation_peak,
@@ -27,7 +28,6 @@ from hbmtwin.sim.engines import (
     run_time_sampler,
 )
 from hbmtwin.sim.engines.figures import exactly
-from hbmtwin.sim.loaded_weights import loaded_weight_bytes
 
 
 class Charges(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from hbmtwin.kernels.capabilities import CapabilityFinding, capability_findings
 from hbmtwin.kernels.weights import can_split
-from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.budget.question import BudgetQuestion
 from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
 from hbmtwin.sim.phrases import Phrase, Said
 

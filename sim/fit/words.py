@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from hbmtwin.sim.budget_range import REMAINDERS
-from hbmtwin.sim.fit_advice import Advice
-from hbmtwin.sim.fit_report import Fit
-from hbmtwin.sim.fit_unknown import GIVEN as GIVEN_SIZES
-from hbmtwin.sim.memory_budget import BudgetLine, GroupNeed
+from hbmtwin.sim.budget.memory_budget import BudgetLine, GroupNeed
+from hbmtwin.sim.budget.ranges import REMAINDERS
+from hbmtwin.sim.fit.advice import Advice
+from hbmtwin.sim.fit.report import Fit
+from hbmtwin.sim.fit.unknown import GIVEN as GIVEN_SIZES
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 LABELS: Mapping[str, Phrase] = {

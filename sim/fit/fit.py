@@ -17,19 +17,19 @@ from hbmtwin.allocators.kv_groups import MambaMode
 from hbmtwin.allocators.records import KVLayout
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.stages import stage_layers
-from hbmtwin.sim.budget_question import BudgetQuestion, Measured, check_question
-from hbmtwin.sim.budget_range import objection_at_the_bad_end, objection_at_the_good_end
+from hbmtwin.sim.budget.memory_budget import MemoryBudget, budget_of
+from hbmtwin.sim.budget.question import BudgetQuestion, Measured, check_question
+from hbmtwin.sim.budget.ranges import objection_at_the_bad_end, objection_at_the_good_end
 from hbmtwin.sim.engines import EngineRules, rules_for
 from hbmtwin.sim.engines.boot_lines import boot_lines
-from hbmtwin.sim.fit_advice import Advice, Advised, advise, cures
-from hbmtwin.sim.fit_kernels import findings_of, said
-from hbmtwin.sim.fit_options import FitOptions
-from hbmtwin.sim.fit_pairs import together
-from hbmtwin.sim.fit_question import ask
-from hbmtwin.sim.fit_report import Fit
-from hbmtwin.sim.fit_runnable import advise_runnable, runnable_with_memory
-from hbmtwin.sim.fit_warnings import warnings_of
-from hbmtwin.sim.memory_budget import MemoryBudget, budget_of
+from hbmtwin.sim.fit.advice import Advice, Advised, advise, cures
+from hbmtwin.sim.fit.kernels import findings_of, said
+from hbmtwin.sim.fit.options import FitOptions
+from hbmtwin.sim.fit.pairs import together
+from hbmtwin.sim.fit.question import ask
+from hbmtwin.sim.fit.report import Fit
+from hbmtwin.sim.fit.runnable import advise_runnable, runnable_with_memory
+from hbmtwin.sim.fit.warnings import warnings_of
 from hbmtwin.sim.phrases import Said
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hbmtwin.sim.budget_question import BudgetQuestion
-from hbmtwin.sim.fit_advice import Advice, Advised
-from hbmtwin.sim.fit_options import Argument
+from hbmtwin.sim.budget.memory_budget import BudgetLine, MemoryBudget
+from hbmtwin.sim.budget.question import BudgetQuestion
+from hbmtwin.sim.fit.advice import Advice, Advised
+from hbmtwin.sim.fit.options import Argument
 from hbmtwin.sim.layer_groups import BlockPool
-from hbmtwin.sim.memory_budget import BudgetLine, MemoryBudget
 from hbmtwin.sim.phrases import Lang, Said
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim import catalog
-from hbmtwin.sim.budget_question import BudgetQuestion
+from hbmtwin.sim.budget.question import BudgetQuestion
 from hbmtwin.sim.catalog.quantization import BY_NAME, with_quantization
 from hbmtwin.sim.engines import rules_for
-from hbmtwin.sim.fit_advice import (
+from hbmtwin.sim.fit.advice import (
     ON_DEVICE,
     QUANTISED,
     SET,
@@ -30,8 +30,8 @@ from hbmtwin.sim.fit_advice import (
     starts_by_the_engine,
     tried,
 )
-from hbmtwin.sim.fit_kernels import SMALLER_KV, findings_of
-from hbmtwin.sim.fit_pairs import both
+from hbmtwin.sim.fit.kernels import SMALLER_KV, findings_of
+from hbmtwin.sim.fit.pairs import both
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.phrases import Said
 

@@ -20,7 +20,7 @@ from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.paged import PagedPolicy
 from hbmtwin.allocators.records import KVSequence, Refused
 from hbmtwin.sim.scheduler import Admitted, Plan, SchedulerConfig, schedulers
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 
 @schedulers.register("guaranteed_no_evict")

@@ -15,7 +15,7 @@ from math import lcm
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.sim.engines import EngineRules
 from hbmtwin.sim.engines.figures import NOTHING
-from hbmtwin.sim.fit_options import FitError
+from hbmtwin.sim.fit.options import FitError
 
 GIVEN = "given sizes"
 """Name of a model or device of which only numbers are known."""

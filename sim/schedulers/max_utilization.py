@@ -24,9 +24,9 @@ from typing import ClassVar
 from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.paged import PagedPolicy
 from hbmtwin.allocators.records import Refused, Release
-from hbmtwin.sim.guaranteed_no_evict import blocks_of, in_chunks, pool_of
 from hbmtwin.sim.scheduler import Admitted, Entry, Plan, SchedulerConfig, schedulers
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.guaranteed_no_evict import blocks_of, in_chunks, pool_of
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 
 @schedulers.register("max_utilization")

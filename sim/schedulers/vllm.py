@@ -23,8 +23,6 @@ from typing import ClassVar
 from hbmtwin.allocators.contract import FindsSharedBoundaries, KVPolicy, ReservesTogether
 from hbmtwin.allocators.decode_group import DecodeGroup
 from hbmtwin.allocators.records import KVSequence, Refused, Release
-from hbmtwin.sim.aligned_chunks import aligned_chunk
-from hbmtwin.sim.priority_queue import PriorityQueue, order
 from hbmtwin.sim.scheduler import (
     Admitted,
     Entry,
@@ -37,6 +35,8 @@ from hbmtwin.sim.scheduler import (
     Unfinished,
     schedulers,
 )
+from hbmtwin.sim.schedulers.aligned_chunks import aligned_chunk
+from hbmtwin.sim.schedulers.priority_queue import PriorityQueue, order
 
 
 @schedulers.register("vllm")

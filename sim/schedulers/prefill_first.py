@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from hbmtwin.allocators.contract import KVPolicy, SeenByWaiting
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig, schedulers
-from hbmtwin.sim.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm import VllmScheduler
 
 
 @schedulers.register("prefill_first")

@@ -1,0 +1,1 @@
+"""The scheduling policies, one a file; their contract is :mod:`hbmtwin.sim.scheduler`."""
