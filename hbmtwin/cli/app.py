@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hbmtwin import __version__
+from hbmtwin.cli.bench import bench_kernels, calibrate
 from hbmtwin.cli.bench_command import HELP, BenchCommand
 from hbmtwin.cli.exits import FAILURE, OK, USAGE, exit_code_of, subtraction
 from hbmtwin.cli.explain import explain
@@ -51,6 +52,10 @@ validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args
 app.add_typer(validate_app, name="validate")
 validate_app.command("allocator")(validate_allocator)
 validate_app.command("run")(validate_run)
+bench_app = typer.Typer(help="Time what this machine has.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+bench_app.command("kernels")(bench_kernels)
+app.command()(calibrate)
 app.add_typer(workload_app, name="workload")
 workload_app.command()(learn)
 workload_app.command()(generate)

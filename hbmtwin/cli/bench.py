@@ -1,0 +1,244 @@
+"""``hbmtwin bench kernels`` and ``hbmtwin calibrate``: kernels timed on this machine, and a profile of their times."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hbmtwin.cli.exits import FAILURE, OK, USAGE, UsageError
+from hbmtwin.cli.options import Json
+from hbmtwin.cli.output import json_text, stdout
+
+if TYPE_CHECKING:
+    from hbmtwin.kernels.profile import Profile
+    from hbmtwin.validation.bench_records import Bench
+    from hbmtwin.validation.calibrate import Calibration
+
+
+class Side(StrEnum):
+    """Whose kernels are timed."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    NPU = "npu"
+
+
+class Unusable(typer.TyperException):
+    """A grid, a benchmark or a log that makes no sense; the message names the file and the key."""
+
+    exit_code = USAGE
+
+
+class NotHere(typer.TyperException):
+    """The backend's library or device is missing; the message has the cure."""
+
+    exit_code = FAILURE
+
+
+BackendOption = Annotated[Side, typer.Option(help="Whose kernels: torch's on the CPU, a CUDA device's, an NPU's.")]
+Grid = Annotated[
+    str, typer.Option(metavar="small|full|FILE", help="Which sizes: a minute, some minutes, or those of a JSON file.")
+]
+Dtype = Annotated[str, typer.Option(help="bfloat16, float16 or float32.")]
+Threads = Annotated[int, typer.Option(min=0, max=1024, help="Of a CPU; 0: as torch has them.")]
+
+
+def bench_kernels(
+    backend: BackendOption = Side.CPU,
+    grid: Grid = "small",
+    dtype: Dtype = "bfloat16",
+    threads: Threads = 1,
+    out: Annotated[Path | None, typer.Option(help="File for the times, which `hbmtwin calibrate` reads.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="HTML page: what was reached of the device's peak.")] = None,
+    json_: Json = False,
+) -> int:
+    """Time attention, matrix products and whole steps of a small decoder."""
+    begin = time.monotonic()
+    bench = _measured(backend, grid, dtype, threads)
+    wall_s = time.monotonic() - begin
+    if out is not None:
+        out.write_text(bench.to_json(), encoding="utf-8")
+    if picture is not None:
+        from hbmtwin.dashboard.bench_figure import write_bench_page
+
+        write_bench_page(bench, picture)
+    if json_:
+        print(json_text(bench.to_dict() | {"wall_s": round(wall_s, 3)}))
+    else:
+        _print_bench(bench, wall_s)
+    return OK
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(help="File of the profile, for calibration.profile of a scenario.")],
+    backend: BackendOption = Side.CPU,
+    grid: Grid = "full",
+    dtype: Dtype = "bfloat16",
+    threads: Threads = 1,
+    from_bench: Annotated[Path | None, typer.Option(help="Times of `hbmtwin bench kernels --out`.")] = None,
+    from_engine_log: Annotated[
+        Path | None, typer.Option(help="Log of a vLLM server, with --model and --device, in place of a benchmark.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the log: a name of the catalog or a config.json.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="The catalog's id of the device; default: as it calls itself.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the profile; default: that of its file.")] = None,
+    made: Annotated[str, typer.Option(help="When it was made, in your words.")] = "not told",
+    json_: Json = False,
+) -> int:
+    """Fit the cost model to measured times, and write the profile."""
+    name = name or out.stem
+    if from_engine_log is not None:
+        if from_bench is not None:
+            raise UsageError("--from-engine-log: leave out --from-bench; a profile is made from one of them")
+        if model is None or device is None:
+            raise UsageError("--from-engine-log: say which server it is of with --model and --device")
+        profile = _of_log(from_engine_log, model, device, name, made)
+        out.write_text(profile.to_json(), encoding="utf-8")
+        if json_:
+            print(profile.to_json(), end="")
+        else:
+            _print_profile(profile, out)
+        return OK
+    if model is not None:
+        raise UsageError("--model: belongs to --from-engine-log; leave it out")
+    done = _calibrated(from_bench, backend, grid, dtype, threads, name, made, device)
+    out.write_text(done.profile.to_json(), encoding="utf-8")
+    if json_:
+        print(json_text(done.to_dict() | {"written": str(out)}))
+    else:
+        _print_calibration(done, out)
+    return OK
+
+
+def _measured(backend: Side, grid: str, dtype: str, threads: int) -> Bench:
+    from hbmtwin.kernels.attention.backends import BackendUnavailable
+    from hbmtwin.validation.bench_grid import grid_of
+    from hbmtwin.validation.bench_kernels import ROUNDS, run_bench
+    from hbmtwin.validation.bench_records import DTYPE_BYTES, BenchError
+
+    if dtype not in DTYPE_BYTES:
+        raise UsageError(f"--dtype: {dtype!r} is none; choose one of {', '.join(DTYPE_BYTES)}")
+    try:
+        cases = grid_of(grid, backend.value)
+    except FileNotFoundError:
+        raise Unusable(f"--grid: {grid}: no such file; choose small, full, or write one") from None
+    except BenchError as error:
+        raise Unusable(f"--grid: {error}") from None
+    from hbmtwin.cli.progress import progress_of_runs
+
+    try:
+        with progress_of_runs(ROUNDS * len(cases)) as done:
+            return run_bench(cases, backend.value, dtype=dtype, threads=threads, done=done)
+    except BackendUnavailable as error:
+        raise NotHere(str(error)) from None
+
+
+def _calibrated(
+    from_bench: Path | None,
+    backend: Side,
+    grid: str,
+    dtype: str,
+    threads: int,
+    name: str,
+    made: str,
+    device: str | None,
+) -> Calibration:
+    from hbmtwin.kernels.profile import ProfileError
+    from hbmtwin.validation.bench_records import BenchError, read_bench
+    from hbmtwin.validation.calibrate import calibrate as fit_profile
+
+    try:
+        bench = read_bench(from_bench) if from_bench is not None else _measured(backend, grid, dtype, threads)
+        return fit_profile(bench, name=name, made=made, device=device)
+    except (BenchError, ProfileError) as error:
+        raise Unusable(str(error)) from None
+
+
+def _of_log(log: Path, model: str, device: str, name: str, made: str) -> Profile:
+    from hbmtwin.kernels.profile import ProfileError
+    from hbmtwin.sim import catalog
+    from hbmtwin.validation.served_run import ServedRunError
+    from hbmtwin.validation.served_run_fit import fit_engine_log
+
+    try:
+        return fit_engine_log(log, catalog.model(model), catalog.device(device), name=name, made=made)
+    except (ServedRunError, ProfileError) as error:
+        raise Unusable(str(error)) from None
+
+
+def _print_bench(bench: Bench, wall_s: float) -> None:
+    from hbmtwin.cli.tables import print_table
+    from hbmtwin.validation.bench_peaks import bytes_and_flops_per_s, peaks_of
+
+    console = stdout()
+    peak_bytes, peak_flops, whose = peaks_of(bench)
+    console.print(f"[bold]{bench.kernels}[/bold], {bench.dtype}, on {bench.device}, torch {bench.torch}", markup=True)
+    cells = []
+    for p in bench.points:
+        moved, flops = bytes_and_flops_per_s(p, bench.dtype_bytes)
+        quartiles = f"{p.p25_ns / 1e3:,.1f} to {p.p75_ns / 1e3:,.1f}"
+        shares = [
+            f"{100 * moved / peak_bytes:.0f}" if peak_bytes else "-",
+            f"{100 * flops / peak_flops:.0f}" if peak_flops else "-",
+        ]
+        sizes = str(p.case).partition(" ")[2]
+        speeds = [f"{moved / 1e9:,.2f}", shares[0], f"{flops / 1e9:,.1f}", shares[1] if flops else "-"]
+        cells.append([p.case.op, sizes, f"{p.median_ns / 1e3:,.1f}", quartiles, *speeds])
+    header = ("op", "sizes", "median\n(us)", "quartiles\n(us)", "GB/s", "% of\npeak", "GFLOP/s", "% of\npeak")
+    print_table(console, header, cells, words=("op", "sizes", "quartiles\n(us)"))
+    console.print(
+        f"Peaks: {peak_bytes / 1e9:,.1f} GB/s and {peak_flops / 1e9:,.0f} GFLOP/s, {whose}. Times are medians over "
+        f"{bench.points[0].runs} samples by {bench.clock} time; operands are in no cache. Took {wall_s:.1f} s.",
+        style="dim",
+    )
+
+
+def _print_calibration(done: Calibration, out: Path) -> None:
+    from hbmtwin.cli.tables import print_table
+
+    _print_profile(done.profile, out)
+    cells = [
+        [
+            *(e.op, str(e.points), f"{f.mape_percent:.1f}", f"{e.mape_percent:.1f}", f"{e.p50_percent:.1f}"),
+            *(f"{e.p95_percent:.1f}", f"{e.worst_percent:.0f}: {e.worst.partition(' ')[2]}"),
+        ]
+        for e, f in zip(done.cross_validated, done.fitted, strict=True)
+    ]
+    header = ("op", "points", "fitted\nMAPE %", "held back\nMAPE %", "p50 %", "p95 %", "worst %, and its case")
+    print_table(stdout(), header, cells, words=("op", header[-1]))
+    for left in done.left_out:
+        stdout().print(f"left out: {left}", style="dim")
+
+
+def _print_profile(profile: Profile, out: Path) -> None:
+    from rich.markup import escape
+
+    from hbmtwin.cli.tables import print_table
+
+    console = stdout()
+    error = profile.cross_validated_percent
+    held_back = "" if error is None else f", {error:.1f} % off on points held back"
+    console.print(f"[bold]{escape(profile.name)}[/bold] of {escape(profile.device)}{held_back}")
+    cells = [
+        [
+            key,
+            f"{c.value:,.4g}",
+            f"{c.low:,.4g} to {c.high:,.4g}",
+            f"{c.residual_percent:.1f}",
+            str(c.points),
+            c.confidence,
+        ]
+        for key, c in profile.coefficients.items()
+    ]
+    header = ("figure", "value", "range", "residual %", "points", "trust")
+    print_table(console, header, cells, words=("figure", "range", "trust"))
+    use = f"a scenario of this device names it: calibration.profile = {str(out)!r}"
+    if profile.device == "cpu":
+        use = "no engine's memory rules are known of a CPU, so no scenario names it; see docs/calibration.md"
+    console.print(f"Written to {escape(str(out))}; {escape(use)}.", style="dim")

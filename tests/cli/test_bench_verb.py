@@ -1,0 +1,72 @@
+"""``hbmtwin bench kernels`` and ``hbmtwin calibrate``: files in and out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hbmtwin.dashboard.bench_figure import bench_figure, write_bench_page
+from hbmtwin.kernels.profile import read_profile
+
+from ..validation.test_calibrate import bench
+from .conftest import Shell
+
+
+def test_times_become_a_profile(shell: Shell, tmp_path: Path) -> None:
+    Path("b.json").write_text(bench(0.02).to_json(), encoding="utf-8")
+    answer = shell("calibrate", "--from-bench", "b.json", "--out", "mine.json", "--made", "on a Monday")
+    assert answer.code == 0, answer.err
+    assert "mine of cpu" in answer.out
+    assert "weight_bandwidth_efficiency" in answer.out
+    assert "left out: decode: 60 points, since an engine's cache is paged" in answer.out
+    profile = read_profile(tmp_path / "mine.json")
+    assert (profile.name, profile.made, profile.device) == ("mine", "on a Monday", "cpu")
+    again = shell("calibrate", "--from-bench", "b.json", "--out", "mine.json", "--made", "on a Monday", "--json")
+    told = json.loads(again.out)
+    assert told["cross_validated_percent"] == profile.cross_validated_percent
+    assert read_profile(tmp_path / "mine.json") == profile
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "kernels", "--grid", "no.json"], "--grid: no.json: no such file"),
+        (["bench", "kernels", "--grid", "bad.json"], "--grid: bad.json: a list of cases is wanted"),
+        (["bench", "kernels", "--dtype", "int4"], "--dtype: 'int4' is none; choose one of float32"),
+        (["calibrate", "--from-bench", "bad.json", "--out", "p.json"], "bad.json: format: missing"),
+        (["calibrate", "--from-engine-log", "bad.json", "--out", "p.json"], "with --model and --device"),
+        (["calibrate", "--model", "m", "--out", "p.json"], "--model: belongs to --from-engine-log"),
+        (
+            ["calibrate", "--from-engine-log", "bad.json", "--from-bench", "bad.json", "--out", "p.json"],
+            "leave out --from-bench",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(shell: Shell, arguments: list[str], said: str) -> None:
+    Path("bad.json").write_text("{}")
+    answer = shell(*arguments)
+    assert answer.code == 2
+    assert said in answer.err
+    assert not Path("p.json").exists()
+
+
+def test_a_backend_that_is_not_here_is_told_with_its_cure(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    answer = shell("bench", "kernels")
+    assert answer.code == 1
+    assert "pip install 'hbmtwin[torch]'" in answer.err
+
+
+def test_the_picture_has_every_point_and_the_same_bytes(tmp_path: Path) -> None:
+    b = bench()
+    figure = bench_figure(b)
+    drawn = sum(len(trace.x) for trace in figure.data if trace.name != "roof")
+    assert drawn == 2 * sum(p.case.op != "copy" for p in b.points)
+    write_bench_page(b, tmp_path / "a.html")
+    first = (tmp_path / "a.html").read_bytes()
+    write_bench_page(b, tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_bytes() == first
+    assert b"made up" in first

@@ -1,0 +1,44 @@
+"""What a benchmark's points reached, and the peaks that this is a share of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hbmtwin.sim import catalog
+from hbmtwin.validation.bench_records import Bench, Point, work_of
+
+
+class Peaks(NamedTuple):
+    """Bytes and FLOPs a second that a device can do at best; 0: not known."""
+
+    bytes_per_s: float
+    flops_per_s: float
+    whose: str
+
+
+def bytes_and_flops_per_s(point: Point, dtype_bytes: int) -> tuple[float, float]:
+    """What a point reached: bytes that it had to read (a copy: and to write) and FLOPs, a second."""
+    work = work_of(point.case, dtype_bytes)
+    moved = work.read_bytes * (2 if point.case.op == "copy" else 1)
+    return moved / point.median_ns * 1e9, work.flops / point.median_ns * 1e9
+
+
+def measured_peaks(bench: Bench) -> Peaks:
+    """The fastest copy, both ways, and the fastest matrix product."""
+    reached = [(p.case.op, *bytes_and_flops_per_s(p, bench.dtype_bytes)) for p in bench.points]
+    return Peaks(
+        max((moved for op, moved, _ in reached if op == "copy"), default=0.0),
+        max((flops for op, _, flops in reached if op == "matmul"), default=0.0),
+        "of its own fastest copy and product",
+    )
+
+
+def peaks_of(bench: Bench) -> Peaks:
+    """Those of the catalog's device of that name; of one that it does not have, and of a CPU, those measured."""
+    called = catalog.devices_called(bench.device) if bench.backend != "cpu" else ()
+    if not called:
+        return measured_peaks(bench)
+    device = catalog.device(called[0])
+    return Peaks(
+        device.memory_bandwidth_bytes_per_s, device.peak_flops_per_s, f"as the catalog has them of {device.name}"
+    )
