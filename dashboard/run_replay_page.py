@@ -149,10 +149,10 @@ def _drawn(m: MemoryReplay, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def _kernels(k: KernelReplay) -> str:
     parts = [f"<p>{html.escape(note)}</p>" for note in k.notes]
-    words = f"Measured on {k.measured_on}; predicted for {k.predicted_for}."
-    if not k.same_kind and k.factor is not None:
+    words = f"Measured on {k.measured_on}; predicted for {k.predicted_for} ({k.basis})."
+    if not k.same_device and k.factor is not None:
         words += (
-            " That is another kind of device, so that sizes say nothing: measured times are "
+            " That is another device, so that sizes say nothing: measured times are "
             f"{k.factor_in_words} the predicted ones (median), and errors are those behind this one factor."
         )
     parts.append(f'<p class="note">{html.escape(words)}</p>')
@@ -187,7 +187,7 @@ def attention_by_step(k: KernelReplay) -> go.Figure:
         )
     style(figure, 440)
     figure.update_xaxes(title_text="step (squares prefill, diamonds prefill and decode, circles decode)")
-    figure.update_yaxes(title_text="time (ms)", type="linear" if k.same_kind else "log")
+    figure.update_yaxes(title_text="time (ms)", type="linear" if k.same_device else "log")
     figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure
 

@@ -7,8 +7,8 @@
                                    +-> the cost model's attention of that step, on the device of the scenario
 
 What is measured is attention alone. It is compared with the step's attention as predicted, never with the whole step.
-Where the kernels ran on another kind of device than the prediction is for, sizes say nothing: then the factor between
-both is told, and how far steps lie off it.
+Where the kernels ran on another device than the prediction is for, sizes say nothing: then the factor between both is
+told, and how far steps lie off it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from numpy.typing import NDArray
 from hbmtwin.kernels.attention.backends import kernels_for, load
 from hbmtwin.kernels.attention.interface import AttentionKernels, Backend
 from hbmtwin.kernels.fixed_point import FRACTION_BITS
+from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.kernels.roofline import RooflineCost
+from hbmtwin.sim.catalog.device_table import devices_called
 from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.run_replay_errors import ErrorRow, error_row
 from hbmtwin.validation.run_replay_program import batch_shape
@@ -59,8 +61,10 @@ class KernelReplay:
 
     measured_on: str
     predicted_for: str
-    same_kind: bool
-    """The prediction is for a device of the kind that was measured."""
+    basis: str
+    """Of the prediction: ``default, uncalibrated``, or on what it was calibrated."""
+    same_device: bool
+    """The prediction is for the device that was measured."""
     steps: Ints
     kinds: tuple[StepKind, ...]
     predicted_step_ns: Ints
@@ -91,11 +95,11 @@ class KernelReplay:
         return f"{factor:,.0f} times" if factor >= 100 else f"{factor:.3g} times"
 
     def errors(self) -> tuple[ErrorRow, ...]:
-        """Of attention in ns: as predicted on a device of that kind, else behind the one factor."""
+        """Of attention in ns: as predicted for the device that was measured, else behind the one factor."""
         factor = self.factor
         if factor is None or self.predicted_attention_ns is None:
             return ()
-        if self.same_kind:
+        if self.same_device:
             return (error_row("attention time (ns)", self.steps, self.predicted_attention_ns, self.measured_ns),)
         scaled = np.rint(self.predicted_attention_ns * factor).astype(np.int64)
         return (error_row("attention time (ns), behind one factor", self.steps, scaled, self.measured_ns),)
@@ -106,7 +110,8 @@ class KernelReplay:
         return {
             "measured_on": self.measured_on,
             "predicted_for": self.predicted_for,
-            "same_kind_of_device": self.same_kind,
+            "basis": self.basis,
+            "same_device": self.same_device,
             "what": "attention of all layers: one layer's kernels, times the layers",
             "num_layers": self.num_layers,
             "steps_of_the_run": self.total_steps,
@@ -160,7 +165,8 @@ def replay_kernels(
     return KernelReplay(
         measured_on=f"{kernels.name} on {_device_name(torch, backend)}, torch {torch.__version__}",
         predicted_for=plan.device.name,
-        same_kind=plan.device.vendor == VENDORS[backend],
+        basis=plan.cost.basis,
+        same_device=_is_it(plan.device, backend, _device_name(torch, backend)),
         steps=np.array([b.step for b in timed], np.int64),
         kinds=tuple(b.kind for b in timed),
         predicted_step_ns=np.array([b.duration_ns for b in timed], np.int64),
@@ -171,6 +177,13 @@ def replay_kernels(
         left_out=len(chosen) - len(timed),
         notes=_notes(run, len(batches), len(timed), len(chosen) - len(timed), between=times_ns is not None),
     )
+
+
+def _is_it(device: DeviceSpec, backend: Backend, name: str) -> bool:
+    """The device of a scenario is the one that calls itself *name*; a CPU is where one was calibrated for."""
+    if device.vendor != VENDORS[backend]:
+        return False
+    return backend == "cpu" or device.name in devices_called(name)
 
 
 def check_attention(plan: ServerPlan) -> None:

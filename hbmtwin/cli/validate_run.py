@@ -144,12 +144,12 @@ def _print_kernels(console: Console, k: KernelReplay) -> None:
     from rich.markup import escape
 
     console.print(f"\n[bold]attention[/bold], measured on {escape(k.measured_on)}", soft_wrap=True)
-    console.print(f"  predicted for {escape(k.predicted_for)}")
+    console.print(f"  predicted for {escape(k.predicted_for)}: {escape(k.basis)}")
     for note in k.notes:
         console.print(f"  {escape(note)}", soft_wrap=True)
-    if not k.same_kind and k.factor is not None:
+    if not k.same_device and k.factor is not None:
         console.print(
-            f"  another kind of device than the prediction is for: measured times are {k.factor_in_words} the "
+            f"  another device than the prediction is for: measured times are {k.factor_in_words} the "
             "predicted ones (median); errors are those behind this one factor",
             soft_wrap=True,
         )

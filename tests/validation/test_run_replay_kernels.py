@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from hbmtwin.kernels.attention.backends import BackendUnavailable, load
+from hbmtwin.sim.catalog import device
 from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.run_replay_errors import error_row
-from hbmtwin.validation.run_replay_kernels import NoKernels, all_batches, replay_kernels
+from hbmtwin.validation.run_replay_kernels import NoKernels, _is_it, all_batches, replay_kernels
 from hbmtwin.validation.run_replay_sampling import Batch, sample
 from hbmtwin.validation.run_replay_source import RecordedRun, load_run
 
@@ -96,7 +97,7 @@ def torch() -> None:
         pytest.skip(str(missing))
 
 
-def recorded(folder: Path, *settings: str, preset: str = "paged", device: str = "ascend-910b4") -> RecordedRun:
+def recorded(folder: Path, *settings: str, preset: str = "paged", on: str = "ascend-910b4") -> RecordedRun:
     overrides = [
         "results.steps=true",
         "workload.request_rate=inf",
@@ -106,7 +107,7 @@ def recorded(folder: Path, *settings: str, preset: str = "paged", device: str = 
         "workload.system_prompt_tokens=0",
         "session.turns=1",
         "engine.max_model_len=256",
-        f"device.name={device}",
+        f"device.name={on}",
         *settings,
     ]
     simulate(Scenario.load(preset=preset, overrides=overrides)).save(folder / "result")
@@ -165,7 +166,7 @@ def test_paged_batches_become_paged_calls(tmp_path: Path) -> None:
     assert (k.kinds, k.num_layers, k.left_out, k.total_steps) == (("prefill", "decode"), 32, 0, 2)
     assert k.predicted_attention_ns is not None
     assert (k.predicted_attention_ns < k.predicted_step_ns).all()
-    assert not k.same_kind
+    assert not k.same_device
     assert k.measured_on.startswith("cpu-spy on ")
 
 
@@ -200,7 +201,7 @@ def test_a_step_too_heavy_for_the_machine_is_left_out_and_counted(
 
 
 @pytest.mark.usefixtures("torch")
-def test_times_of_another_kind_of_device_are_compared_behind_one_factor(tmp_path: Path) -> None:
+def test_times_of_another_device_are_compared_behind_one_factor(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     k = replay_kernels(run, ServerPlan(run.scenario), "cpu", kernels=Spy(), clock_ns=ticking())
     assert k.predicted_attention_ns is not None
@@ -210,12 +211,13 @@ def test_times_of_another_kind_of_device_are_compared_behind_one_factor(tmp_path
     assert row.quantity == "attention time (ns), behind one factor"
     assert row.mape_percent is not None
     told = k.to_dict()
-    assert (told["predicted_for"], told["same_kind_of_device"]) == ("ascend-910b4", False)
+    assert (told["predicted_for"], told["same_device"]) == ("ascend-910b4", False)
+    assert told["basis"] == "default, uncalibrated"
     json.dumps(told, allow_nan=False)
 
 
 def test_attention_over_a_latent_is_refused(tmp_path: Path) -> None:
-    run = recorded(tmp_path, "model.name=deepseek-v2-lite", device="ascend-910b1")
+    run = recorded(tmp_path, "model.name=deepseek-v2-lite", on="ascend-910b1")
     with pytest.raises(NoKernels, match="keeps a latent"):
         replay_kernels(run, ServerPlan(run.scenario), "cpu", kernels=Spy(), clock_ns=ticking())
 
@@ -227,3 +229,9 @@ def test_the_cpus_own_kernels(tmp_path: Path) -> None:
     assert k.measured_on.startswith("cpu-flash on ")
     assert (k.measured_ns > 0).all()
     assert any("1 of 2 steps was timed: a fixed sample" in note for note in k.notes)
+
+
+@pytest.mark.parametrize(("name", "same"), [("Ascend910B4", True), ("Ascend910B2", False)])
+def test_a_prediction_is_for_the_device_that_calls_itself_so(name: str, same: bool) -> None:
+    assert _is_it(device("ascend-910b4"), "npu", name) is same
+    assert not _is_it(device("ascend-910b4"), "cpu", name)
