@@ -64,7 +64,7 @@ WHEN = {
 NAMES = {
     Cause.NEVER_FITS: Phrase("it can never fit", "永远放不下"),
     Cause.ALLOCATOR_RULE: Phrase("a rule of the allocator", "分配器规则"),
-    Cause.EXTERNAL_FRAGMENTATION: Phrase("fragmentation", "外部碎片"),
+    Cause.EXTERNAL_FRAGMENTATION: Phrase("fragmentation", "显存碎片"),
     Cause.GROWTH_COPY: Phrase("old copies of growing buffers", "增长缓冲区的旧副本"),
     Cause.RESERVATION: Phrase("reserved and not filled", "预留未用"),
     Cause.PARKED_HISTORY: Phrase("kept conversations", "保留的历史会话"),

@@ -26,7 +26,7 @@ POSITIONS = Phrase(
 TOO_LITTLE_FREE = Phrase(
     "{option} {utilization} asks for {usable} and {free} are free, as other tenants hold {tenants} and the context "
     "{context}",
-    "{option} {utilization} 要求 {usable}，而空闲显存只有 {free}，其他进程占用 {tenants}，上下文占用 {context}",
+    "{option} {utilization} 要求 {usable}，而空闲显存只有 {free}，其他进程占用 {tenants}，运行时上下文占用 {context}",
 )
 NOTHING_FOR_KV = Phrase(
     "no memory is left for KV: weights {weights} and the other charges need {need} of {usable}",
@@ -58,26 +58,26 @@ NO_ROOM = Phrase(
 TOO_FEW_STATES = Phrase(
     "max_num_seqs {seqs} exceeds the {blocks} blocks of the pool: each sequence that decodes has a Mamba state in a "
     "block of its own, and the engine refuses to capture graphs for more; take max_num_seqs {blocks}, or run eager",
-    "max_num_seqs {seqs} 超过缓存池的 {blocks} 个块：每条解码序列的 Mamba 状态各占一个块，引擎拒绝为更多序列捕获图；"
+    "max_num_seqs {seqs} 超过 KV 缓存的 {blocks} 个块：每条解码序列的 Mamba 状态各占一个块，引擎拒绝为更多序列捕获图；"
     "请将 max_num_seqs 设为 {blocks}，或使用 enforce_eager",
 )
 PROFILED_WHOLE = Phrase(
     "{why}. The profiling run computes one whole prompt of {tokens} tokens, which takes {peak} of activations: up to "
     "max_model_len {whole} this engine cuts no prompts; above it chunked prefill turns itself on, {chunk} tokens are "
     "profiled, and a longer max_model_len may start where this one does not",
-    "{why}。显存预跑会整段计算一条 {tokens} token 的提示词，激活占用 {peak}：max_model_len 不超过 {whole} 时该引擎"
-    "不切分提示词；超过后会自动开启 chunked prefill，只按 {chunk} token 预跑，更长的 max_model_len 反而可能启动",
+    "{why}。profile 阶段会整段计算一条 {tokens} token 的提示词，激活占用 {peak}：max_model_len 不超过 {whole} 时该引擎"
+    "不切分提示词；超过后会自动开启 chunked prefill，profile 只计算 {chunk} token，更长的 max_model_len 反而可能启动",
 )
 SAMPLER_AT_RUN_TIME = Phrase(
     "sampling a full batch of {seqs} sequences needs up to {need} when the server runs; no plan of the engine has it, "
     "and {left} are left: lower max_num_seqs or {option}",
-    "服务运行时对 {seqs} 条序列整批采样最多需要 {need}，引擎的规划不包含这部分，而余量只有 {left}："
-    "请降低 max_num_seqs 或 {option}",
+    "推理中对 {seqs} 条序列整批采样最多需要 {need}，引擎的规划不包含这部分，而余量只有 {left}："
+    "请减小 max_num_seqs 或调低 {option}",
 )
 ACTIVATIONS_AT_RUN_TIME = Phrase(
     "this engine profiles nothing: a full batch needs {need} for activations when the server runs, and {left} are left "
     "beside KV: lower {option} or the batch",
-    "该引擎启动时不做显存预跑：服务运行时满批激活需要 {need}，而 KV 缓存之外只剩 {left}：请降低 {option} 或批大小",
+    "该引擎启动时没有 profile 阶段：推理中满批激活需要 {need}，而 KV 缓存之外只剩 {left}：请调低 {option} 或减小批大小",
 )
 ON_STAGE = Phrase("stage {stage} of {stages}: {why}", "流水线第 {stage} 级（共 {stages} 级）：{why}")
 

@@ -64,44 +64,44 @@ WITHOUT_1G_PAGES = Phrase(
 )
 GRAPH_POOLS = Phrase(
     "fewer captured graph sizes, or enforce_eager: {private} lie free in graphs' private pools",
-    "减少图捕获的 batch 档位，或 enforce_eager：图的私有内存池里空闲着 {private}",
+    "减少图捕获档位，或 enforce_eager：图的私有显存池里空闲着 {private}",
 )
 LOWER_UTILIZATION = Phrase(
     "gpu_memory_utilization lower by {step} (SGLang: mem-fraction-static): the KV cache gives up {bytes}, which with "
     "the {free} free covers {asked}",
-    "gpu_memory_utilization 调低 {step}（SGLang：mem-fraction-static）：KV cache 让出 {bytes}，"
+    "gpu_memory_utilization 调低 {step}（SGLang：mem-fraction-static）：KV 缓存让出 {bytes}，"
     "加上空闲 {free} 够 {asked} 用",
 )
 LOWER_UTILIZATION_IF = Phrase(
     "if this came after the KV cache was placed (graph capture, warm-up, serving): gpu_memory_utilization lower by "
     "{step} frees {bytes}; while weights load or the profile runs it changes nothing",
-    "如果发生在 KV cache 分配之后（图捕获、预热、推理）：gpu_memory_utilization 调低 {step} 可让出 {bytes}；"
+    "如果发生在 KV 缓存分配之后（图捕获、预热、推理）：gpu_memory_utilization 调低 {step} 可让出 {bytes}；"
     "如果发生在加载权重或 profile 阶段则没有作用",
 )
 RAISE_UTILIZATION = Phrase(
     "gpu_memory_utilization higher: the KV cache grows and leaves less for what failed here",
-    "调高 gpu_memory_utilization：KV cache 变大，留给本次申请的更少",
+    "调高 gpu_memory_utilization：KV 缓存变大，留给本次申请的更少",
 )
 UTILIZATION_EARLY = Phrase(
     "gpu_memory_utilization, up or down: it only sizes the KV cache, which is placed later",
-    "调高或调低 gpu_memory_utilization：它只决定之后才分配的 KV cache，对这一步没有影响",
+    "调高或调低 gpu_memory_utilization：它只决定之后才分配的 KV 缓存，对这一步没有影响",
 )
 SHORTER_CONTEXT = Phrase(
     "max_model_len: the KV cache takes its whole share of memory whatever the length",
-    "调小 max_model_len：KV cache 总会占满分给它的显存，与长度无关",
+    "减小 max_model_len：KV 缓存总会占满分给它的显存，与长度无关",
 )
 FEWER_TOKENS = Phrase(
     "max_num_batched_tokens lower: the peak of activations is proportional to the tokens of one step",
-    "调小 max_num_batched_tokens：激活峰值与单步 token 数成正比",
+    "减小 max_num_batched_tokens：激活峰值与单步 token 数成正比",
 )
 FEWER_SEQS = Phrase(
     "max_num_seqs lower: logits and the sampler take max_num_seqs x vocabulary, graphs one pool per batch size",
-    "调小 max_num_seqs：logits 和采样占 max_num_seqs x 词表，图捕获按 batch 档位占用",
+    "减小 max_num_seqs：logits 和采样占 max_num_seqs x 词表，图捕获按批大小档位占用",
 )
 FEWER_GRAPHS = Phrase(
     "fewer graph sizes (cudagraph_capture_sizes, max_num_seqs), or enforce_eager: graphs come after the KV cache and "
     "live in what it leaves",
-    "减少图捕获档位（cudagraph_capture_sizes、max_num_seqs），或 enforce_eager：图在 KV cache 之后捕获，只能用剩余显存",
+    "减少图捕获档位（cudagraph_capture_sizes、max_num_seqs），或 enforce_eager：图在 KV 缓存之后捕获，只能用剩余显存",
 )
 SMALLER_WEIGHTS = Phrase(
     "less weights on a device: larger tensor_parallel_size or pipeline_parallel_size, a quantised checkpoint, or a "
@@ -109,12 +109,12 @@ SMALLER_WEIGHTS = Phrase(
     "减少单卡权重：增大 tensor_parallel_size 或 pipeline_parallel_size、使用量化权重，或换更大显存",
 )
 STOP_PROCESS = Phrase(
-    "stop process {pid}: it holds {bytes}, and {short} were short", "停掉进程 {pid}：它占用 {bytes}，本次只缺 {short}"
+    "stop process {pid}: it holds {bytes}, and {short} were short", "结束进程 {pid}：它占用 {bytes}，本次只缺 {short}"
 )
-STOP_OTHER = Phrase("stop process {pid}: it holds {bytes}", "停掉进程 {pid}：它占用 {bytes}")
+STOP_OTHER = Phrase("stop process {pid}: it holds {bytes}", "结束进程 {pid}：它占用 {bytes}")
 FIND_PROCESS = Phrase(
     "see with {tool} which process holds about {bytes} on this device, and stop it or take another device",
-    "用 {tool} 查看该设备上是哪个进程占了约 {bytes}，停掉它或换一张卡",
+    "用 {tool} 查看该设备上是哪个进程占了约 {bytes}，结束它或换一张卡",
 )
 FIND_HOLDER = Phrase(
     "see with {tool} who holds the {outside} outside of PyTorch: more than PyTorch holds itself",
@@ -131,7 +131,7 @@ SMALLER_REQUEST = Phrase(
 )
 OTHERS_USELESS = Phrase(
     "stopping other processes, empty_cache(), allocator settings: even alone on the device it has only {limit}",
-    "停其他进程、empty_cache()、分配器参数：独占设备也只有 {limit}",
+    "结束其他进程、empty_cache()、分配器参数：独占设备也只有 {limit}",
 )
 CHECK_SHAPES = Phrase(
     "look for the shape or length behind it: print the tensor's sizes before the failing operator, and run with the "
@@ -160,7 +160,7 @@ TRY_AGAIN = Phrase(
 )
 LESS_MEMORY_USELESS = Phrase(
     "a smaller model or batch by itself: {free} free are more than {asked}",
-    "单纯减小模型或 batch：空闲 {free} 本来就大于 {asked}",
+    "单纯减小模型或批大小：空闲 {free} 本来就大于 {asked}",
 )
 LESS_IN_FLIGHT = Phrase(
     "fewer streams or steps in flight: {pending} were freed but another stream still uses them",
@@ -180,7 +180,7 @@ WORKSPACE_SETTINGS = Phrase(
 )
 BUFFERS = Phrase(
     "HCCL_BUFFSIZE smaller: every communication group takes it twice, {bytes} a group at {mib} MB",
-    "调小 HCCL_BUFFSIZE：每个通信域占两份，{mib} MB 时每个通信域 {bytes}",
+    "减小 HCCL_BUFFSIZE：每个通信域占两份，{mib} MB 时每个通信域 {bytes}",
 )
 DRIVER_SETTINGS = Phrase(
     "{variable}: what failed was asked of the driver outside of torch's allocator",
@@ -188,7 +188,7 @@ DRIVER_SETTINGS = Phrase(
 )
 DRIVER_ROOM = Phrase(
     "leave more outside the KV cache: gpu_memory_utilization lower by 0.02 to 0.05 (SGLang: mem-fraction-static)",
-    "给 KV cache 之外多留显存：gpu_memory_utilization 调低 0.02 到 0.05（SGLang：mem-fraction-static）",
+    "给 KV 缓存之外多留显存：gpu_memory_utilization 调低 0.02 到 0.05（SGLang：mem-fraction-static）",
 )
 SEE_DEVICE = Phrase(
     "see with {tool} what the device held: this text does not tell", "用 {tool} 查看设备占用：这段文本没有给出"

@@ -27,19 +27,19 @@ RESERVED = Phrase(
 )
 PRIVATE = Phrase(
     "{private} more are free in the private pools of captured graphs, where ordinary tensors cannot use them",
-    "另有 {private} 空闲在图捕获的私有内存池中，普通张量不能使用",
+    "另有 {private} 空闲在图的私有显存池中，普通张量不能使用",
 )
 PENDING = Phrase(
     "{pending} of it were freed and still wait for other streams", "其中 {pending} 已释放，但其他流仍在使用，暂不能复用"
 )
 OWN = Phrase(
     "{own} belong to this process in all: {beside} beside PyTorch (context, communication buffers, graphs)",
-    "本进程共占 {own}：PyTorch 之外 {beside}（context、通信缓冲区、图）",
+    "本进程共占 {own}：PyTorch 之外 {beside}（运行时上下文、通信缓冲、图）",
 )
 OUTSIDE = Phrase(
     "{used} in use - {reserved} of this process's PyTorch = {outside} outside of it: context, communication buffers, "
     "graphs, other processes",
-    "已用 {used} - 本进程 PyTorch 预留 {reserved} = PyTorch 之外 {outside}：context、通信缓冲区、图、其他进程",
+    "已用 {used} - 本进程 PyTorch 预留 {reserved} = PyTorch 之外 {outside}：运行时上下文、通信缓冲、图、其他进程",
 )
 UNEXPLAINED = Phrase("{rest} of the device are named by nobody", "设备上还有 {rest} 没有任何归属")
 TENANT = Phrase("process {pid} holds {bytes}", "进程 {pid} 占用 {bytes}")
@@ -75,7 +75,7 @@ SUM_ENOUGH = Phrase(
 )
 GRAPHS_DECIDE = Phrase(
     "with the {private} in graphs' private pools it would be enough: {sum} >= {asked}",
-    "加上图私有内存池里的 {private} 才够：{sum} >= {asked}",
+    "加上图的私有显存池里的 {private} 才够：{sum} >= {asked}",
 )
 FREE_SHORT = Phrase("{free} free < {asked}: {short} short", "空闲 {free} < {asked}：缺 {short}")
 FREE_ENOUGH = Phrase(

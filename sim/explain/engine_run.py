@@ -52,7 +52,7 @@ REQUEST = Phrase(
 )
 NEVER = Phrase(
     "one prompt of {tokens} tokens was dropped: it has more blocks than the whole KV cache, however idle the server is",
-    "一条 {tokens} token 的提示被丢弃：即使服务空闲，它需要的块也超过整个 KV 缓存",
+    "一条 {tokens} token 的提示词被丢弃：即使服务空闲，它需要的块也超过整个 KV 缓存",
 )
 SERVED = Phrase(
     "the server runs, and its KV cache is not full ({usage} at most, {waiting} waiting)",
@@ -103,7 +103,7 @@ FEWER_SGLANG = Phrase(
 SWAP_MORE = Phrase("swap_space larger, or preemption by recomputing", "增大 swap_space，或改用重计算方式抢占")
 SHORTER_PROMPT = Phrase(
     "a prompt and max_tokens of at most {length} together, or a server with a larger max_model_len",
-    "提示与 max_tokens 之和不超过 {length}，或以更大的 max_model_len 启动服务",
+    "提示词与 max_tokens 之和不超过 {length}，或以更大的 max_model_len 启动服务",
 )
 LENGTH_NOT = Phrase(
     "max_model_len shorter: blocks are taken as tokens come, not set aside for the longest request; it only refuses "

@@ -32,12 +32,12 @@ RELEASED = Phrase(
 STATES = Phrase(
     "a hybrid model keeps one state block for each sequence: max_num_seqs {seqs} wants as many, and the pool has "
     "{blocks}",
-    "混合模型的每个序列占用一个状态块：max_num_seqs {seqs} 需要同样多的块，而池中只有 {blocks} 个",
+    "混合模型的每条序列占用一个状态块：max_num_seqs {seqs} 需要同样多的块，而池中只有 {blocks} 个",
 )
 SAMPLER = Phrase(
     "the sampler's warm-up ran out of memory: logits of {seqs} sequences x vocabulary, several copies, come after the "
     "KV cache was placed",
-    "采样器预热时显存不足：{seqs} 个序列 × 词表大小的 logits 及其多份副本，是在 KV 缓存分配之后才申请的",
+    "采样器预热时显存不足：{seqs} 条序列 × 词表大小的 logits 及其多份副本，是在 KV 缓存分配之后才申请的",
 )
 BATCH_BELOW_LENGTH = Phrase(
     "prompts may not be cut into chunks, and a batch of {batch} tokens is below max_model_len {length}: a rule of the "
@@ -162,7 +162,7 @@ LENGTH_NOT_SAMPLER = Phrase(
     "max_model_len shorter: the logits depend on sequences and vocabulary, not on their length",
     "减小 max_model_len：logits 只与序列数和词表大小有关，与长度无关",
 )
-CHUNKED = Phrase("enable_chunked_prefill: prompts are then cut", "开启 chunked prefill：长提示会被切块")
+CHUNKED = Phrase("enable_chunked_prefill: prompts are then cut", "开启 chunked prefill：长提示词会被切块")
 BATCH_UP = Phrase(
     "max_num_batched_tokens {length}: the profiled batch grows, and with it the activation peak",
     "max_num_batched_tokens {length}：profile 的批变大，激活峰值随之增大",
@@ -192,7 +192,7 @@ LENGTH_NOT_YET = Phrase(
 
 STATES_SHORT = Phrase(
     "{seqs} sequences - {blocks} blocks = {short} state blocks short",
-    "{seqs} 个序列 - {blocks} 块 = 缺 {short} 个状态块",
+    "{seqs} 条序列 - {blocks} 块 = 缺 {short} 个状态块",
 )
 CUT_SHORT = Phrase(
     "one longest request (max_model_len {length}) needs more KV cache than there is; the message is cut off before its "

@@ -64,7 +64,7 @@ SHORTAGE_OF_ALL = Phrase(
 SHORTAGE_OUTSIDE = Phrase(
     "a plain shortage, and not of PyTorch's making: {outside} of the device are held outside of it, by this process's "
     "context and libraries or by another process",
-    "显存不足，但不是 PyTorch 占满的：设备上 {outside} 在 PyTorch 之外，属于本进程的 context 和通信库，或其他进程",
+    "显存不足，但不是 PyTorch 占满的：设备上 {outside} 在 PyTorch 之外，属于本进程的运行时上下文和通信库，或其他进程",
 )
 FRAGMENTED_AND_FULL = Phrase(
     "fragmentation on a device that is full anyway: not in one piece, and with this request served only {left} would "
@@ -78,7 +78,7 @@ FULL_OF_OTHERS = Phrase(
 )
 GRAPHS_KEEP = Phrase(
     "graphs keep what was missing: {private} lie free in their private pools, where ordinary tensors cannot use them",
-    "所缺的显存在图的私有内存池里：那里空闲 {private}，普通张量不能使用",
+    "所缺的显存在图的私有显存池里：那里空闲 {private}，普通张量不能使用",
 )
 NEVER_BESIDE_WEIGHTS = Phrase(
     "the request is larger than what the weights leave of the device: it could never be served",

@@ -27,9 +27,9 @@ MAY_BE_USED = Phrase("that may be used ({utilization} x {total})", "可用额度
 MAY_BE_USED_ONLY = Phrase("that may be used", "可用额度")
 WEIGHTS = Phrase("weights", "权重")
 ACTIVATIONS = Phrase("activation peak", "激活峰值")
-NON_TORCH = Phrase("outside torch", "torch 之外")
+NON_TORCH = Phrase("outside torch", "非 torch 显存")
 GRAPHS = Phrase("graphs", "图捕获")
-REST = Phrase("for the rest: activation peak, context, communication", "其余：激活峰值、上下文、通信缓冲")
+REST = Phrase("for the rest: activation peak, context, communication", "其余：激活峰值、运行时上下文、通信缓冲")
 UNTOLD = Phrase(
     "({rest} more are charged that the text does not tell of, such as graphs)",
     "（另有 {rest} 计入其中而文本没有给出，例如图捕获）",

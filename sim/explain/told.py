@@ -100,7 +100,7 @@ TELLINGS: dict[str, Telling] = {
         Phrase(
             "layers of unlike kinds share pages: {padding_layers} padding layers, up to {padding_share} of the KV "
             "cache is wasted",
-            "不同类型的层共用内存页：补齐 {padding_layers} 层，最多浪费 KV 缓存的 {padding_share}",
+            "不同类型的层共用同样大小的页：补齐 {padding_layers} 层，最多浪费 KV 缓存的 {padding_share}",
         ),
         "padding_layers",
     ),

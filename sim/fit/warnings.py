@@ -12,12 +12,12 @@ from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 TIGHT = Phrase(
     "outside the plan {low} to {high} are left; the sampler, late buffers and fragments must live there: {option} of "
     "at most {safe} leaves more",
-    "规划之外只剩 {low} 至 {high}，采样器、后续缓冲和碎片都要占用这部分：{option} 不超过 {safe} 更稳妥",
+    "规划之外只剩 {low} 至 {high}，采样器、后续通信缓冲和碎片都要占用这部分：{option} 不超过 {safe} 更稳妥",
 )
 OVER = Phrase(
     "at the far end of the estimates' ranges {over} more are needed outside the plan than the device has: memory may "
     "run out when the server runs; a lower {option} leaves more",
-    "取到误差上限时，规划之外的需求超出显存 {over}：服务运行时可能显存不足；降低 {option} 可留出更多余量",
+    "取到误差上限时，规划之外的需求超出显存 {over}：推理中可能显存不足；调低 {option} 可留出更多余量",
 )
 SHARE_OF_ALL = "gpu_memory_utilization"
 """Other engines' fractions are of something else, and their defaults may be higher."""

@@ -26,8 +26,8 @@ LABELS: Mapping[str, Phrase] = {
     "non-torch": Phrase("outside torch", "非 torch 显存"),
     "graphs": Phrase("graphs", "图捕获"),
     "late buffers": Phrase("late buffers", "后续通信缓冲"),
-    "run-time sampler": Phrase("sampler at run time", "运行时采样"),
-    "operators": Phrase("kept for operators", "算子工作区预留"),
+    "run-time sampler": Phrase("sampler at run time", "推理时采样"),
+    "operators": Phrase("kept for operators", "算子 workspace 预留"),
     "KV cache": Phrase("KV cache", "KV 缓存"),
     "unplanned": Phrase("left over", "未规划余量"),
 }

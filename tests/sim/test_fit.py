@@ -6,7 +6,6 @@ import importlib
 import io
 import json
 import re
-import string
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from hbmtwin.sim.catalog.errors import CatalogError
 from hbmtwin.sim.fit.fit import fit
 from hbmtwin.sim.fit.options import FitError, FitOptions, check_options
 from hbmtwin.sim.fit.question import ask
-from hbmtwin.sim.phrases import LANGUAGES, Phrase, Said
+from hbmtwin.sim.phrases import LANGUAGES, Said
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.sim.sizes import parse_bytes, parse_count
@@ -177,27 +176,6 @@ def test_planted_a_range_that_is_read_from_the_wrong_end_is_caught(monkeypatch: 
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
-
-SPEAKING = ("fit.words", "fit.advice", "fit.pairs", "fit.warnings", "fit.kernels", "budget.objections")
-
-
-def phrases() -> list[Phrase]:
-    found: list[Phrase] = []
-    for name in SPEAKING:
-        for value in vars(importlib.import_module(f"hbmtwin.sim.{name}")).values():
-            found += [value] if isinstance(value, Phrase) else []
-            found += [v for v in value.values() if isinstance(v, Phrase)] if isinstance(value, dict) else []
-    return found
-
-
-def places(text: str) -> list[str]:
-    return sorted({name for _, name, _, _ in string.Formatter().parse(text) if name is not None})
-
-
-def test_both_languages_have_the_same_places() -> None:
-    assert len(phrases()) > 60
-    assert [p for p in phrases() if places(p.en) != places(p.zh)] == []
-    assert [p for p in phrases() if not p.en.strip() or not p.zh.strip()] == []
 
 
 def test_a_finding_with_braces_is_told_as_it_is() -> None:

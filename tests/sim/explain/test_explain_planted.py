@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from string import Formatter
 
 import pytest
 
-from hbmtwin.cli import explain_screen
 from hbmtwin.sim.explain import (
-    continuing,
-    decode,
-    engine_run,
     engine_start,
-    engine_start_words,
     explaining,
-    explanation,
     forms,
-    other_start,
     plan,
     server,
-    told,
 )
 from hbmtwin.sim.explain.explaining import explain
 from hbmtwin.sim.explain.findings import Finding, Line
 from hbmtwin.sim.explain.printed import Printed
-from hbmtwin.sim.phrases import Phrase
 
 from .engine_pastes import PASTES
 from .test_engine_pastes import test_what_failed_is_told_with_its_cause_its_books_and_its_cures as held
 from .test_explain_linear import lines_run
-
-MODULES = (
-    *(continuing, decode, engine_run, engine_start_words, explaining, explanation, other_start, plan, told),
-    explain_screen,
-)
 
 
 def _caught() -> bool:
@@ -95,23 +80,6 @@ def test_a_reader_that_looks_at_every_pair_of_lines_is_noticed(monkeypatch: pyte
     monkeypatch.setattr(explaining, "READERS", (*explaining.READERS, pairs))
     text = "one line of a log\n"
     assert lines_run(text * 200) > 4.4 * lines_run(text * 50) + 3_000
-
-
-def _phrases() -> list[tuple[str, Phrase]]:
-    found = []
-    for module in MODULES:
-        for name, value in vars(module).items():
-            values = list(value.values()) if isinstance(value, dict) else [value]
-            values = [v.phrase if isinstance(v, told.Telling) else v for v in values]
-            found += [(f"{module.__name__}.{name}", v) for v in values if isinstance(v, Phrase)]
-    return found
-
-
-@pytest.mark.parametrize(("name", "phrase"), _phrases())
-def test_both_languages_of_a_phrase_have_the_same_places(name: str, phrase: Phrase) -> None:
-    english, chinese = ({field for _, field, _, _ in Formatter().parse(text) if field is not None} for text in phrase)
-    assert english == chinese
-    assert phrase.en.isascii()
 
 
 def test_an_explanation_of_nothing_known_promises_nothing() -> None:

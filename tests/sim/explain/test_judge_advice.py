@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import string
-
 import pytest
 
 from hbmtwin.allocators.oom import Cause
@@ -210,11 +208,3 @@ def test_weights_of_a_boot_log_are_part_of_what_never_fits() -> None:
     assert j.cause is Cause.NEVER_FITS
     assert names((j.said,)) == ["NEVER_BESIDE_WEIGHTS"]
     assert j.arithmetic[-2].text().startswith("60.00 GiB - 41.00 GiB of weights = 19.00 GiB < 20.00 GiB")
-
-
-def test_the_two_languages_have_the_same_places() -> None:
-    for name, phrase in PHRASES.values():
-        english, chinese = (
-            {field for _, field, _, _ in string.Formatter().parse(text) if field} for text in (phrase.en, phrase.zh)
-        )
-        assert english == chinese, name
