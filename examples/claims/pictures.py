@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
+from b1_turns import KINDS, TURNS, alone, machine, measured, together, users_for
 from claim import GIB, MIB, simulate
 from claims_a import a1_turns
 from claims_growth import C4_RULES
@@ -72,6 +73,46 @@ def slowing_chat() -> go.Figure:
         "Claim A1 (15 to 2 token/s, 7.5 times as long): Llama-2-7B on a 64 GB 910B2, turns of 160 tokens, always "
         "the same 16 users",
         right=230,
+    )
+
+
+def two_attentions() -> go.Figure:
+    """B1: a token's time against the turn with either attention, by the NPU's cost model and measured on a CPU."""
+    users = users_for(210 / 55)
+    assert users is not None
+    turns = list(range(1, TURNS + 1))
+    colours = {"standard": ALARM, "flash": MEMORY["kv_tokens"].colour}
+    titles = ("Simulated: Llama-2-70B on four 910B2", "Measured: one layer of one rank, on a CPU")
+    figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.16)
+    for kind in KINDS:
+        line = {"color": colours[kind], "width": 3}
+        figure.add_scatter(x=turns, y=together(kind, users), mode="lines", line=line, row=1, col=1)
+        figure.add_scatter(x=turns, y=alone(kind), mode="lines", line=line | {"dash": "dot"}, row=1, col=1)
+        figure.add_scatter(x=turns, y=measured()[kind], mode="lines+markers", line=line, row=1, col=2)
+        last = together(kind, users)[-1]
+        text = f"<b>{kind}</b>, {users} users"
+        label(figure, text, 9.6, last, colours[kind], xanchor="right", yshift=16, row=1, col=1)
+        us = measured()[kind][-1]
+        label(figure, f"<b>{kind}</b>", 9.2, us, colours[kind], xanchor="right", yshift=12, row=1, col=2)
+    label(figure, "dotted: 1 user, either attention", 1.2, 30, xanchor="left", row=1, col=1)
+    figure.add_scatter(
+        x=[10, 10],
+        y=[210, 55],
+        mode="markers",
+        marker={"symbol": "x", "size": 10, "color": "#333333"},
+        row=1,
+        col=1,
+    )
+    label(figure, "crosses: as claimed", 9.8, 30, xanchor="right", row=1, col=1)
+    figure.update_xaxes(title_text="turn of the conversation")
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title_text="time per token (ms)", row=1, col=1)
+    figure.update_yaxes(title_text="attention of a token (us)", row=1, col=2)
+    figure.update_annotations(selector={"font": {"size": 16}}, font_size=13)
+    return finish(
+        figure,
+        f"The times told take {users} users at once; alone, either attention costs almost the same",
+        f"Claim B1 (turn 10: 210 and 55 ms a token). Left default, uncalibrated; right {machine()}",
     )
 
 
@@ -182,6 +223,7 @@ def _band(layer: str) -> dict[str, object]:
 
 PAGES: dict[str, Callable[[], go.Figure]] = {
     "claim-a1": slowing_chat,
+    "claim-b1": two_attentions,
     "claim-a7": how_full,
     "claim-b3": hit_rates,
     "claim-c4": growth_rules,
