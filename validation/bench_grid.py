@@ -66,8 +66,8 @@ def _grid(
         ]
         entries.append({"op": "layer", "tokens": tokens, **one})
         lengths = contexts[:: max(1, len(contexts) // 3)]
-        for layers, sequences in product(num_layers, batch):  # those of one decoder in a row: it is made once
-            decoder = {"num_layers": layers, "vocab_size": vocab_size, "block_size": block_size, **one}
+        for depth, sequences in product(num_layers, batch):  # those of one decoder in a row: it is made once
+            decoder = {"num_layers": depth, "vocab_size": vocab_size, "block_size": block_size, **one}
             fitting = [length for length in lengths if sequences * length <= MAX_STEP_TOKENS]
             entries.append({"op": "step", **decoder, "batch": sequences, "context_tokens": fitting})
     for one in heads:

@@ -52,8 +52,8 @@ def b1() -> Found:
         f"{100 * (standard.iloc[-1] / flash.iloc[-1] - 1):.0f} % more, not 3.8 times as much; that ratio takes {users} "
         f"users of the {most} who fit, and both times then are near those told. Nearly all of it is that K and V are "
         "written out for each query head, 8 for one here, and read again: an assumption of the cost model, not "
-        f"measured on an NPU. The CPU's standard attention ({machine().partition(',')[0]}) makes no such copies, and takes "
-        f"{ratios[0]:.1f} times as long as flash in turn 1 and {ratios[-1]:.1f} times in turn 10.",
+        f"measured on an NPU. The CPU's standard attention ({machine().partition(',')[0]}) makes no such copies, and "
+        f"takes {ratios[0]:.1f} times as long as flash in turn 1 and {ratios[-1]:.1f} times in turn 10.",
     )
 
 
