@@ -2,7 +2,7 @@
 
 ::
 
-    given on the command line, or by name  >  SCENARIO file  >  the engine's default, by its release and device
+    given on the command line, or by name  >  SCENARIO file  >  its calibration profile  >  the engine's default
 
 Of a scenario file the keys that are about memory count: its model, its device, ``[engine]``, ``[scheduler]``.
 """
@@ -75,7 +75,7 @@ class FitOptions(TypedDict, total=False):
 AUTO_LENGTH = -1
 """``max_model_len`` of vLLM's ``auto``."""
 
-Origin = Literal["given", "scenario", "default"]
+Origin = Literal["given", "scenario", "profile", "default"]
 
 
 class Argument(NamedTuple):

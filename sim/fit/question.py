@@ -10,7 +10,7 @@ named, all of it at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,16 +70,17 @@ def ask(options: Mapping[str, Any]) -> Asked:
     ValueErrors of what is called say which of the model's sizes does not go with the settings, and become FitErrors.
     """
     check_options(options)
+    notes: tuple[Said, ...] = ()
     told = {name: (value, "given") for name, value in options.items() if name != "scenario"}
     if "scenario" in options:
         from hbmtwin.sim.fit.from_scenario import keys_of  # it needs pydantic, which a plain question need not wait for
 
-        keys = keys_of(options["scenario"])
+        keys, notes = keys_of(options["scenario"], options.get("device"))
         if "engine" in options:  # whose defaults are not those of a scenario
             keys = {name: said for name, said in keys.items() if said[1] != "default" or name in _ALWAYS}
-        told = keys | told
+        told = {**keys, **told, "device": keys["device"]}
     try:
-        return _Resolver(told).asked()
+        return _Resolver(told, notes).asked()
     except (CatalogError, FitError):
         raise
     except ValueError as error:
@@ -89,10 +90,10 @@ def ask(options: Mapping[str, Any]) -> Asked:
 class _Resolver:
     """One resolution: every value is asked for once, and leaves behind where it came from."""
 
-    def __init__(self, told: Mapping[str, tuple[Any, Any]]) -> None:
+    def __init__(self, told: Mapping[str, tuple[Any, Any]], notes: Sequence[Said] = ()) -> None:
         self._told = told
         self._used: dict[str, Argument] = {}
-        self.notes: list[Said] = []
+        self.notes: list[Said] = list(notes)
 
     def _take(self, name: str, default: Any = None) -> Any:
         value, origin = self._told.get(name, (default, "default"))
