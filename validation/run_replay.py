@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hbmtwin.allocators.caching import CachingAllocator
-from hbmtwin.allocators.pooled import PooledAllocator
 from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.kernels.activations import ActivationModel
 from hbmtwin.sim.scenario import Scenario
@@ -33,7 +32,7 @@ from hbmtwin.validation.allocator import Backend, Case, CaseReport, validate
 from hbmtwin.validation.emulated import NpuSettings, RealRun
 from hbmtwin.validation.emulated.records import OUTCOMES
 from hbmtwin.validation.run_replay_program import Misplaced, Pass, passes
-from hbmtwin.validation.run_replay_region import MODELLED_FITS, PlainRegion, RegionState, pooled_states
+from hbmtwin.validation.run_replay_region import RegionState, hold_region
 from hbmtwin.validation.run_replay_source import RecordedRun
 from hbmtwin.validation.run_replay_witness import Check, Held, witnesses
 from hbmtwin.workloads.formats.memory_trace import MemoryOp
@@ -193,7 +192,12 @@ def replay_memory(run: RecordedRun, backend: Backend, setup: Setup) -> MemoryRep
         raise NotReplayable(f"{backend.against} cannot do this run: {report.skipped[0][1]}")
     assert keeping.runs is not None
     ours, real = keeping.runs
-    region, region_check, region_words = _region(run, setup)
+    region: list[RegionState] = []
+    region_check: list[Check] = []
+    region_words: list[str] = []
+    if setup.region_bytes:
+        arena = setup.memory.arena
+        region, region_check, region_words = hold_region(arena, run.ops.get(arena.name, ()))
     ends, numbers = _step_ends(run)
     predicted, measured = (_series(x, index_of, ends, setup) for x in (ours, real))
     predicted = {name: series for name, series in predicted.items() if name in measured}
@@ -327,7 +331,7 @@ def _held(real: RealRun, index_of: Ints, region: Sequence[RegionState], setup: S
     driver = real.results["driver_bytes"][index_of]
     driver = np.where(driver < 0, reserved, driver)
     done = np.arange(len(index_of)) - np.cumsum(_of_torch(index_of))
-    states = [RegionState(-1, False, 0, 0, setup.region_bytes), *region]
+    states = region or [RegionState(-1, False, 0, 0, 0)]
     table = np.array([(s.allocated, s.requested, s.largest_free) for s in states], np.int64)
     of_region = table[np.clip(done + 1, 0, len(table) - 1)]
     return Held(
@@ -347,36 +351,6 @@ def _of_torch(index_of: Ints) -> NDArray[np.bool_]:
     return np.diff(index_of, prepend=-1) > 0
 
 
-def _region(run: RecordedRun, setup: Setup) -> tuple[list[RegionState], list[Check], list[str]]:
-    """Our region on its operations, a second model of it beside, and what is said of that."""
-    arena = setup.memory.arena
-    if not setup.region_bytes:
-        return [], [], []
-    if not isinstance(arena, PooledAllocator):
-        return [], [], [f"memory.kv_arena = '{arena.name}': its blocks have neither a binary nor a second model here."]
-    ops = run.ops.get(arena.name, ())
-    states = list(pooled_states(ops, arena.config))
-    words = [
-        "The region of KV (memory.kv_arena = 'pooled') has no binary anywhere. The real allocator and its driver work "
-        "beside the region's bytes, so they are compared as always; the blocks inside the region, their offsets and "
-        "where it runs out are held to a second model, a plain list."
-    ]
-    if arena.config.fit not in MODELLED_FITS:
-        words.append(f"memory.fit = '{arena.config.fit}' has no second model: the region is compared with nothing.")
-        return states, [], words
-    plain = PlainRegion(arena.config)
-    differing, first = 0, ""
-    for i, (op, state) in enumerate(zip(ops, states, strict=True)):
-        if (other := plain.do(op)) != state:
-            differing += 1
-            first = first or f"operation {i} of the region, {op.op} {op.id}: {state}, the plain list {other}"
-    return (
-        states,
-        [Check("the region's blocks, by a second model", len(ops) * len(RegionState._fields), differing, first)],
-        words,
-    )
-
-
 def _oom_point(
     run: RecordedRun, ours: RealRun, real: RealRun, index_of: Ints, region: Sequence[RegionState]
 ) -> OomPoint:
@@ -390,7 +364,7 @@ def _oom_point(
         there = places < len(outcome)
         ooms = rows[there][outcome[places[there]] == _OOM]
         points.append(int(ooms[0]) if len(ooms) else -1)
-    in_region = np.flatnonzero([state.oom for state in region])
+    in_region = np.flatnonzero([state.oom for state in region[1:]])
     if len(in_region):
         row = int(np.flatnonzero(~is_general)[in_region[0]])
         points = [row if point < 0 else min(point, row) for point in points]

@@ -12,11 +12,13 @@ merge at once, or, where merging is deferred, all of them when a request finds n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.sim.replay import replay
+from hbmtwin.validation.run_replay_witness import Check
 from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 MODELLED_FITS = ("best", "first", "worst")
@@ -99,12 +101,43 @@ class PlainRegion:
         self._pieces = merged
 
 
-def pooled_states(ops: Sequence[MemoryOp], config: PooledConfig) -> Iterator[RegionState]:
-    """Our allocator on the same operations, one state an operation."""
-    driver = HbmDriver(config.limit_bytes)
-    side = PooledAllocator(driver, config)
-    base = next(side.walk()).address
+def hold_region(arena: DeviceAllocator, ops: Sequence[MemoryOp]) -> tuple[list[RegionState], list[Check], list[str]]:
+    """Our region's states (one before the first operation), what the second model says, and what is said of both."""
+    states = list(region_states(arena, ops))
+    name = f"memory.kv_arena = '{arena.name}'"
+    if not isinstance(arena, PooledAllocator) or arena.config.fit not in MODELLED_FITS:
+        which = f"memory.fit = '{arena.config.fit}'" if isinstance(arena, PooledAllocator) else name
+        words = (
+            "the region's blocks have neither a binary nor a second model; its sums are held to the run's own books."
+        )
+        return states, [], [f"{which}: {words}"]
+    plain = PlainRegion(arena.config)
+    differing, first = 0, ""
+    for i, (op, state) in enumerate(zip(ops, states[1:], strict=True)):
+        if (other := plain.do(op)) != state:
+            differing += 1
+            first = first or f"operation {i} of the region, {op.op} {op.id}: {state}, the plain list {other}"
+    check = Check("the region's blocks, by a second model", len(ops) * len(RegionState._fields), differing, first)
+    words = (
+        f"The region of KV ({name}) has no binary anywhere. The real allocator and its driver work beside the region's "
+        "bytes, so they are compared as always; the blocks inside the region, their offsets and where it runs out are "
+        "held to a second model, a plain list."
+    )
+    return states, [check], [words]
+
+
+def region_states(arena: DeviceAllocator, ops: Sequence[MemoryOp]) -> Iterator[RegionState]:
+    """A fresh region of the kind of *arena* on the operations: its state before the first, and after each."""
+    like: Any = arena
+    driver = HbmDriver(like.config.limit_bytes)
+    side: DeviceAllocator = type(like)(driver, like.config)
+    base = next(iter(side.walk())).address
+    yield _state(side, -1, oom=False)
     for result in replay(ops, side, driver):
-        usage = side.usage()
         offset = -1 if result.address is None else result.address - base
-        yield RegionState(offset, result.oom, usage.allocated, usage.requested, usage.largest_free)
+        yield _state(side, offset, oom=result.oom)
+
+
+def _state(side: DeviceAllocator, offset: int, *, oom: bool) -> RegionState:
+    usage = side.usage()
+    return RegionState(offset, oom, usage.allocated, usage.requested, usage.pool_free)

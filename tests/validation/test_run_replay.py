@@ -356,3 +356,39 @@ def test_a_lost_operation_of_the_region_is_told(npu: EmulatedNpu, tmp_path: Path
 
     m = replayed(edited(tmp_path, recorded(SHORT_POOLED), edit), EmulatedBackend(npu))
     assert "the run's books at step ends" in told(m)
+
+
+@pytest.mark.parametrize(
+    "settings", [("memory.kv_arena=buddy",), ("memory.kv_arena=tlsf",), ("memory.kv_arena=bump",), ("memory.fit=next",)]
+)
+def test_a_region_without_a_second_model_is_held_to_the_runs_books_and_says_so(
+    npu: EmulatedNpu, settings: tuple[str, ...]
+) -> None:
+    m = replayed(recorded(SHORT_POOLED._replace(settings=(*SHORT_POOLED.settings, *settings))), EmulatedBackend(npu))
+    assert m.agrees, told(m)
+    (words,) = m.not_compared
+    assert "the region's blocks have neither a binary nor a second model" in words
+
+
+OTHERS = {
+    "no activations": Run("caching", (*requests(3, 60, 6), "memory.activations=none")),
+    "a peak a step": Run("paged", (*requests(3, 60, 6), "memory.activations=peak")),
+    "standard attention": Run("doubling", (*requests(3, 60, 6), "engine.attention=standard")),
+    "workspaces apart": Run("caching", (*requests(3, 60, 6), "engine.task_queue_enable=2")),
+    "two ranks": Run("caching", (*requests(3, 60, 6), "engine.tensor_parallel_size=2")),
+    "chunks": Run("paged", (*requests(5, 400, 3), "scheduler.max_num_batched_tokens=333")),
+    "a static batch": Run("caching", (*requests(4, 60, 6), "scheduler.policy=static_batch")),
+    "a window": Run("caching", (*requests(3, 60, 6), "kv_cache.retention='sliding_window(40)'")),
+    "another tenant": Run("doubling", (*requests(3, 60, 6), "device.other_tenant_bytes=1GiB")),
+    "garbage collection": Run(
+        "doubling", (*requests(3, 60, 6), "memory.alloc_conf='garbage_collection_threshold:0.5,max_split_size_mb:64'")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_other_kind_of_run_is_called_different(npu: EmulatedNpu, name: str) -> None:
+    m = replayed(recorded(OTHERS[name]), EmulatedBackend(npu))
+    assert m.case.difference is None
+    assert told(m) == {}
+    assert m.agrees
