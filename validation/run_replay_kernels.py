@@ -218,9 +218,10 @@ def _predicted(plan: ServerPlan, batches: Sequence[Batch]) -> Ints | None:
                 min(c + 1, plan.window) for n, c in zip(b.new_tokens, b.context_tokens, strict=True) if n == 1
             )
             ticks += cost.attention.launch_ticks + shape.kv_read_tokens * cost.attention.decode_token_ticks
+            ticks += cost.attention.sequence_ticks * shape.decode_count
             ticks += windowed * cost.attention.window_token_ticks
         if shape.prefill:
-            ticks += cost.attention.launch_ticks
+            ticks += cost.attention.launch_ticks + cost.attention.sequence_ticks * len(shape.prefill)
             ticks += sum(cost.attention.prefill_ticks(new, context) for new, context in shape.prefill)
         found.append(ticks >> FRACTION_BITS)
     return np.array(found, np.int64)
