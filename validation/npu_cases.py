@@ -75,6 +75,25 @@ def outputs() -> Iterator[str]:
             for method, (made, of) in results.items():
                 if tuple(made.shape) != (of.shape[0], heads, v_dim) or made.dtype != of.dtype:
                     yield f"{name} {shape_name} {method}: {tuple(made.shape)} {made.dtype}"
+        if family != "310p":
+            yield from _outputs_beside(name, kernels)
+
+
+def _outputs_beside(name: str, kernels: NpuKernels) -> Iterator[str]:
+    """Of what the kernels have beside the contract: MLA and writes of INT8, which must take what the ops give."""
+    one, rope, latents, ropes = _latent_tensors()
+    table = _empty((len(CONTEXT), 6), "int32")
+    made = kernels.mla_paged_decode(
+        *(one, rope, latents, ropes), block_table=table, context_lens=list(CONTEXT), scale=SCALE
+    )
+    if made.shape != one.shape:
+        yield f"{name} mla_paged_decode: {tuple(made.shape)}"
+    if kernels.choice.write == RESHAPE_AND_CACHE:  # no meta kernel
+        return
+    new, cache = _empty((9, 8, 128), "bfloat16"), _empty((BLOCKS, BLOCK, 8, 128), "int8")
+    for scales in ((BLOCKS, BLOCK), (BLOCKS, 8, BLOCK)):
+        scale = _empty(scales, "float32")
+        kernels.write_kv_int8(new, new, cache, cache, scale, scale, slots=_empty((9,), "int64"))
 
 
 def _attention(
@@ -104,14 +123,23 @@ def _latent() -> Iterator[tuple[str, NpuCall]]:
     new, rope = _empty((12, 16, 128), "bfloat16"), _empty((12, 16, 64), "bfloat16")
     keys, key_rope = _empty((14, 16, 128), "bfloat16"), _empty((14, 16, 64), "bfloat16")
     yield "prefill", npu_mla.prompt(new, rope, keys, key_rope, keys, mask=mask, **lens)
-    caches = _empty((BLOCKS, BLOCK, 1, 512), "bfloat16"), _empty((BLOCKS, BLOCK, 1, 64), "bfloat16")
-    one, one_rope = _empty((len(CONTEXT), 16, 512), "bfloat16"), _empty((len(CONTEXT), 16, 64), "bfloat16")
+    one, one_rope, latents, ropes = _latent_tensors()
     table = _empty((len(CONTEXT), 6), "int32")
-    call = npu_mla.latent(one, one_rope, *caches, block_table=table, context_lens=CONTEXT, scale=SCALE)
+    call = npu_mla.latent(one, one_rope, latents, ropes, block_table=table, context_lens=CONTEXT, scale=SCALE)
     yield "decode", call
     yield "decode, version 2", npu_fia.as_v2(call)
     parts = _empty((9, 1, 512), "bfloat16"), _empty((9, 1, 64), "bfloat16")
-    yield "write", npu_mla.write(*parts, *caches, _empty((9,), "int64"))
+    yield "write", npu_mla.write(*parts, latents, ropes, _empty((9,), "int64"))
+
+
+def _latent_tensors() -> tuple[Any, Any, Any, Any]:
+    """Query, its rotary part, both caches."""
+    return (
+        _empty((len(CONTEXT), 16, 512), "bfloat16"),
+        _empty((len(CONTEXT), 16, 64), "bfloat16"),
+        _empty((BLOCKS, BLOCK, 1, 512), "bfloat16"),
+        _empty((BLOCKS, BLOCK, 1, 64), "bfloat16"),
+    )
 
 
 def _int8() -> Iterator[tuple[str, NpuCall]]:
