@@ -42,8 +42,8 @@ MORE = Phrase("{count} more failures are in the JSON", "另有 {count} 个失败
 BOOKS = Phrase("The books", "显存账目")
 HELPS = Phrase("What helps (any one of them, unless it says otherwise)", "有效的办法（除非另有说明，任选其一）")
 TRIED = Phrase(
-    "Tried by the memory budget (hbmtwin fit): each of these alone makes it start",
-    "经显存规划（hbmtwin fit）验证，以下任意一项即可启动",
+    "Tried by the memory budget (hbmtwin fit): any one of these lines makes it start",
+    "经显存规划（hbmtwin fit）验证，以下任意一行即可启动",
 )
 CHECKED = Phrase("The memory budget beside it", "与显存规划对照")
 USELESS = Phrase("What does not help", "无效的办法")

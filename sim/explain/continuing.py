@@ -4,7 +4,7 @@
 
     log's figures, exact to their digits  -->  hbmtwin fit --model .. --weights-bytes .. --available-kv-bytes ..
     settings, model and device            -->  scenario.toml for `hbmtwin run` and `hbmtwin fit`
-    the same question, asked here         -->  single changes that the memory budget has tried
+    the same question, asked here         -->  changes that the memory budget has tried
 
 What the log measured stands in for the budget's estimates. Where its terms do not all stand in the text, what is left
 for KV does.
@@ -26,12 +26,15 @@ from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 if TYPE_CHECKING:
     from hbmtwin.sim.budget.memory_budget import BudgetLine
+    from hbmtwin.sim.fit.advice import Advice
     from hbmtwin.sim.fit.report import Fit
 
 TRIED = Phrase(
     "{change}: then {tokens} tokens fit, {ratio} requests of {length}",
     "{change}：可容纳 {tokens} 个 token，{ratio} 条 {length} token 的请求",
 )
+IF_ESTIMATES_HOLD = Phrase("{tried}, if the estimates hold", "{tried}（以估算值为准）")
+WITH_NOTE = Phrase("{tried}. Note: {note}", "{tried}。注意：{note}")
 COMPARED = Phrase(
     "by its own estimates the memory budget comes to {estimate} for KV ({low} to {high}); the log says {logged}",
     "按自身估算，显存规划得到 KV 缓存 {estimate}（{low} 到 {high}）；日志为 {logged}",
@@ -149,8 +152,8 @@ def fit_command(options: dict[str, Any]) -> str:
 
 
 def tried(server: Server, options: dict[str, Any], *, refused: bool) -> list[Said]:
-    """Single changes that make the server start, each tried by the memory budget; of a server that started, what the
-    budget says of it by its own estimates. Empty where too little is known."""
+    """Changes that make the server start, each tried by the memory budget, two together only where none does alone; of
+    a server that started, what the budget says of it by its own estimates. Empty where too little is known."""
     if "model" not in options or "device" not in options:
         return []
     if refused:
@@ -165,16 +168,24 @@ def tried(server: Server, options: dict[str, Any], *, refused: bool) -> list[Sai
 
 
 def _helps(answer: Fit) -> list[Said]:
-    return [
-        Said.of(
-            TRIED,
-            change=advice.change,
-            tokens=Count(advice.budget.kv_tokens),
-            ratio=f"{advice.budget.max_concurrency:.2f}",
-            length=Count(advice.question.max_model_len),
-        )
-        for advice in answer.advised.helps
-    ]
+    """As ``fit`` lists them, with what is to be known of each."""
+    return [change_told(advice) for advice in answer.advice or answer.advised.pairs]
+
+
+def change_told(advice: Advice) -> Said:
+    """A change that was tried: what fits with it, whether that rests on estimates, and what is to be known of it."""
+    told = Said.of(
+        TRIED,
+        change=advice.change,
+        tokens=Count(advice.budget.kv_tokens),
+        ratio=f"{advice.budget.max_concurrency:.2f}",
+        length=Count(advice.question.max_model_len),
+    )
+    if not advice.certain:
+        told = Said.of(IF_ESTIMATES_HOLD, tried=told)
+    for note in advice.notes:
+        told = Said.of(WITH_NOTE, tried=told, note=note)
+    return told
 
 
 def _kv_line(answer: Fit) -> BudgetLine:
