@@ -22,7 +22,7 @@ from hbmtwin.dashboard.figures import (
     latency_by_turn,
     memory_over_time,
 )
-from hbmtwin.dashboard.remarks import alert_text
+from hbmtwin.dashboard.remarks import alert_text, remarks
 from hbmtwin.dashboard.server_figure import server_over_time
 from hbmtwin.dashboard.settings import settings_table
 from hbmtwin.dashboard.standstill import recomputed_text, standstill_in_words, thrashing_text
@@ -43,6 +43,10 @@ MAX_MOMENTS = 8
 """Address maps of one policy that a report carries: the last one (which is the death, if it died) is always there."""
 MAX_ALERTS = 50
 """Alerts of one run that a report lists."""
+
+
+PROFILE = "calibration.profile "
+"""In a note on steps outside of what a profile was measured for."""
 
 
 def write_report(results: Mapping[str, Result], path: Path) -> None:
@@ -74,6 +78,7 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
         maps=_maps(results),
         first=died[0] if died else next(iter(results)),
         basis=html.escape(str(one.summary["basis"])),
+        outside="\n".join(f"<p>{html.escape(line)}.</p>" for line in remarks(summaries) if PROFILE in line),
         version=html.escape(str(one.summary["version"])),
         seed=one.summary["seed"],
     )

@@ -15,6 +15,7 @@ import pytest
 from hbmtwin.api import Result, Scenario, run
 from hbmtwin.dashboard.report import MAX_MOMENTS, write_report
 from hbmtwin.dashboard.verdict import headline, oom_in_words, rows
+from hbmtwin.kernels.profile import Coefficient, Profile
 
 HEAVY = ("workload.num_prompts=40", "workload.request_rate=inf", "workload.prompt_tokens=1500", "session.turns=1")
 
@@ -114,3 +115,23 @@ def test_no_placeholder_is_left(page: str) -> None:
 def test_a_report_needs_a_result(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one result"):
         write_report({}, tmp_path / "report.html")
+
+
+def test_steps_outside_of_a_profile_are_told_on_the_page(tmp_path: Path) -> None:
+
+    profile = Profile(
+        name="lab",
+        device="a100-80gb",
+        made="on a Monday",
+        source="by hand",
+        coefficients={"step_overhead_ns": Coefficient(1e6, 1e6, 1e6, 3.0, 12, "M")},
+        validity={"decode_count": (1, 1)},
+    )
+    (tmp_path / "p.json").write_text(profile.to_json(), encoding="utf-8")
+    sets = (f"calibration.profile={tmp_path / 'p.json'}", "device.name=a100-80gb", "workload.num_prompts=12")
+    result = run(Scenario.load(overrides=[*sets, "workload.users=4", "model.name=qwen2.5-7b"]))
+    assert result.summary["calibration"]["steps_outside"] > 0
+    write_report({"paged": result}, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "steps lie outside of what was measured on a100-80gb" in page
+    assert "calibrated on a100-80gb, profile lab" in page
