@@ -31,7 +31,7 @@ from hbmtwin.validation.run_replay_kernels import (
     replay_kernels,
 )
 from hbmtwin.validation.run_replay_report import RunReplay
-from hbmtwin.validation.run_replay_source import MAX_OPERATIONS, load_run
+from hbmtwin.validation.run_replay_source import MAX_DEVICE_OPERATIONS, MAX_OPERATIONS, load_run
 
 BackendName = Literal["emulated", "cpu", "cuda", "npu"]
 
@@ -47,7 +47,7 @@ def replay_run(
     directory: Path,
     backend: BackendName,
     *,
-    max_operations: int = MAX_OPERATIONS,
+    max_operations: int | None = None,
     max_steps: int = MAX_STEPS,
     done: Callable[[str], None] | None = None,
 ) -> RunReplay:
@@ -57,7 +57,8 @@ def replay_run(
     ReplayError, what a scenario raises that cannot be planned, and EmulatorUnavailable, DeviceUnavailable,
     BackendUnavailable or WorkerDied where the real thing is not there.
     """
-    run = load_run(directory, trace=backend != "cpu", max_operations=max_operations)
+    most = max_operations or (MAX_OPERATIONS if backend == "emulated" else MAX_DEVICE_OPERATIONS)
+    run = load_run(directory, trace=backend != "cpu", max_operations=most)
     memory: MemoryReplay | None = None
     kernels: KernelReplay | None = None
     memory_absent = kernels_absent = ""

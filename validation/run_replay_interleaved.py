@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable
 from hbmtwin.validation.emulated.job import Job
 from hbmtwin.validation.run_replay import MemoryReplay, Setup, case_of
+from hbmtwin.validation.run_replay_kernels import NoKernels
 from hbmtwin.validation.run_replay_source import RecordedRun
 from hbmtwin.validation.run_replay_witness import Check
-from hbmtwin.validation.run_replay_worker import HELD, SAMPLES, Launches
+from hbmtwin.validation.run_replay_worker import HELD, NO_ROOM, SAMPLES, Launches
 
 WORKER = (sys.executable, "-P", "-m", "hbmtwin.validation.run_replay_worker")
 COMPARED = HELD[:3]
@@ -51,7 +52,7 @@ def interleave(
 ) -> Interleaved:
     """Do operations and kernels in one order, and hold what is held after each step to the replay without kernels.
 
-    Raise DeviceUnavailable where the process dies.
+    Raise NoKernels where both do not fit on the device, DeviceUnavailable where the process dies.
     """
     case, index_of = case_of(run, setup, told=False)
     capped = device.capped(case.ops, case.settings)
@@ -74,6 +75,9 @@ def interleave(
         launches.write(folder)
         Job("replay", case.settings, [(op.op, op.id, op.size, op.stream, op.arg) for op in capped]).write(folder)
         said = device.work(folder, case.settings.alloc_conf, command=command)
+        if (folder / NO_ROOM).exists():
+            why = (folder / NO_ROOM).read_text()
+            raise NoKernels(f"{why}: simulate with a smaller device.memory_bytes, or time fewer steps (--max-steps)")
         if not (folder / SAMPLES).exists():
             raise DeviceUnavailable(f"the worker died between operations and kernels: {said.strip()}")
         samples = dict(np.load(folder / SAMPLES))

@@ -33,6 +33,8 @@ from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace
 
 MAX_OPERATIONS = 300_000
 """Operations that are replayed unless told otherwise: each leaves 126 numbers on both sides, some 2.2 kB together."""
+MAX_DEVICE_OPERATIONS = 50_000
+"""On a device, which is waited for and asked for its segments after each: some hundreds a second."""
 MAX_STEPS = 200_000
 """Rows of the table of steps that are read: a row holds a number a sequence, twice."""
 STEP_COLUMNS = ("step", "start_ns", "duration_ns", "repeat", "new_tokens", "context_tokens")

@@ -32,6 +32,8 @@ SAMPLES = "samples.npz"
 """``held``: a row a step, the first of HELD; ``times``: step, ns of its attention; ``first_oom``: an operation, or -1;
 ``pool``: bytes that the kernels' own pool holds."""
 HELD = ("reserved", "allocated", "requested", "driver_free")
+NO_ROOM = "no_room.txt"
+"""In place of SAMPLES: the device cannot hold the kernels' tensors beside all that the run may take."""
 POOL = "kernels of hbmtwin"
 
 Call = Callable[[], Any]
@@ -111,7 +113,13 @@ class _Interleaved(DeviceRun):
         self.streams = [self.device.default_stream(), *(self.device.Stream() for _ in range(self.job.num_streams - 1))]
         self._warm_up()
         base = self._held()
-        total = self.device.mem_get_info()[1]
+        free, total = self.device.mem_get_info()
+        cap = min((int(float(arg) * total) for op, _, _, _, arg in rows if op == "set_fraction"), default=total)
+        if cap > free:
+            (folder / NO_ROOM).write_text(
+                f"the run may take {cap} bytes and {free} are free beside the {base[0]} of the kernels' own tensors"
+            )
+            return
         held = np.zeros((len(self._ends), len(HELD)), np.int64)
         next_end, first_oom = 0, -1
         for i, (op, id, size, stream, arg) in enumerate(rows):

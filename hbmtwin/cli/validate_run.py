@@ -45,8 +45,13 @@ def validate_run(
         ),
     ] = ReplayOn.EMULATED,
     max_operations: Annotated[
-        int, typer.Option(min=1, max=MOST_OPERATIONS, help="Operations replayed, from the first on.")
-    ] = 300_000,
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_OPERATIONS,
+            help="Operations replayed, from the first on; default: 300,000, on a device 50,000.",
+        ),
+    ] = None,
     max_steps: Annotated[int, typer.Option(min=1, max=100_000, help="Steps whose kernels are timed.")] = 24,
     out: Annotated[
         Path | None, typer.Option(help=f"Directory for {PAGE} and {SUMMARY}; nothing is written without.")
@@ -75,7 +80,7 @@ def validate_run(
     return OK if report.agrees else DIFFERS
 
 
-def _replay(directory: Path, backend: str, max_operations: int, max_steps: int) -> RunReplay:
+def _replay(directory: Path, backend: str, max_operations: int | None, max_steps: int) -> RunReplay:
     """Raise what becomes a line of stderr: 1 where the real thing is not there, 2 for a run that it cannot do."""
     from hbmtwin.cli.progress import progress_of_runs
     from hbmtwin.cli.validate import NothingRun, Unavailable

@@ -19,6 +19,7 @@ from hbmtwin.validation.emulated import EmulatorUnavailable
 from hbmtwin.validation.emulated.build import Build, build_emulator
 from hbmtwin.validation.run_replay import MemoryReplay, Setup, replay_memory, set_up
 from hbmtwin.validation.run_replay_interleaved import Interleaved, interleave
+from hbmtwin.validation.run_replay_kernels import NoKernels
 from hbmtwin.validation.run_replay_source import RecordedRun, load_run
 
 AS_A_DEVICE = """
@@ -167,6 +168,13 @@ def test_a_kernel_that_keeps_memory_of_the_run_is_told(recorded: Recorded) -> No
     found = recorded.interleaved("KEEP.append(out)")
     assert found.check.differing > 0
     assert found.check.first.startswith(("allocated after step ", "reserved after step "))
+
+
+def test_a_device_without_room_for_both_times_no_kernel(recorded: Recorded) -> None:
+    full = "driver.hbmtwin_set_tenants(ctypes.c_uint64((40 << 30) - (200 << 20)))\n"
+    command = recorded.command(AS_A_DEVICE + full + INTERLEAVED)
+    with pytest.raises(NoKernels, match=r"bytes and \d+ are free beside the \d+ of the kernels' own tensors: simulate"):
+        interleave(recorded.run, recorded.setup, recorded.memory, recorded.device, max_steps=2, command=command)
 
 
 def test_a_worker_that_dies_is_told(recorded: Recorded) -> None:
