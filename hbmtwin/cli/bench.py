@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -87,6 +88,7 @@ def calibrate(
     device: Annotated[
         str | None, typer.Option(help="The catalog's id of the device; default: as it calls itself.")
     ] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, max=64, help="Ranks of the log's server.")] = 1,
     name: Annotated[str | None, typer.Option(help="Name of the profile; default: that of its file.")] = None,
     made: Annotated[str, typer.Option(help="When it was made, in your words.")] = "not told",
     json_: Json = False,
@@ -98,15 +100,16 @@ def calibrate(
             raise UsageError("--from-engine-log: leave out --from-bench; a profile is made from one of them")
         if model is None or device is None:
             raise UsageError("--from-engine-log: say which server it is of with --model and --device")
-        profile = _of_log(from_engine_log, model, device, name, made)
+        profile = _of_log(from_engine_log, model, device, tensor_parallel_size, name, made)
         out.write_text(profile.to_json(), encoding="utf-8")
         if json_:
             print(profile.to_json(), end="")
         else:
             _print_profile(profile, out)
         return OK
-    if model is not None:
-        raise UsageError("--model: belongs to --from-engine-log; leave it out")
+    if model is not None or tensor_parallel_size != 1:
+        option = "--model" if model is not None else "--tensor-parallel-size"
+        raise UsageError(f"{option}: belongs to --from-engine-log; leave it out")
     done = _calibrated(from_bench, backend, grid, dtype, threads, name, made, device)
     out.write_text(done.profile.to_json(), encoding="utf-8")
     if json_:
@@ -160,14 +163,17 @@ def _calibrated(
         raise Unusable(str(error)) from None
 
 
-def _of_log(log: Path, model: str, device: str, name: str, made: str) -> Profile:
+def _of_log(log: Path, model: str, device: str, ranks: int, name: str, made: str) -> Profile:
     from hbmtwin.kernels.profile import ProfileError
     from hbmtwin.sim import catalog
-    from hbmtwin.validation.served_run import ServedRunError
+    from hbmtwin.validation.calibrate_memory import memory_of_log
+    from hbmtwin.validation.served_run import ServedRunError, ServerSettings
     from hbmtwin.validation.served_run_fit import fit_engine_log
 
+    settings = None if log.is_dir() or ranks == 1 else ServerSettings(tensor_parallel_size=ranks)
     try:
-        return fit_engine_log(log, catalog.model(model), catalog.device(device), name=name, made=made)
+        profile = fit_engine_log(log, catalog.model(model), catalog.device(device), settings, name=name, made=made)
+        return profile if log.is_dir() else replace(profile, memory=memory_of_log(log))
     except (ServedRunError, ProfileError) as error:
         raise Unusable(str(error)) from None
 
