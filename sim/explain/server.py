@@ -122,7 +122,7 @@ def server_of(findings: Sequence[Finding], text: str) -> Server:
     last = max((finding.line for finding in findings if finding.kind.startswith("boot_")), default=0)
     for finding in findings:  # of two starts in one text it is the one that failed
         if finding.kind.startswith("error_") and finding.line > last:
-            numbers |= finding.numbers
+            numbers |= {name: _exact(numbers.get(name), number) for name, number in finding.numbers.items()}
     engine = words.get("engine", "")
     ascend = engine in ("", "vllm") and (any(word in text for word in _ASCEND) or bool(_ASCEND_WORKER.search(text)))
     if engine == "vllm-ascend" or (ascend and (engine or _is_server(findings))):
@@ -144,6 +144,13 @@ def server_of(findings: Sequence[Finding], text: str) -> Server:
         numbers.setdefault("total_bytes", catalog.device(device).memory_bytes)
     version = words.get("version", "")
     return Server(engine, version, model, _catalog_model(model), device, guessed, rank, numbers, words)
+
+
+def _exact(known: float | None, told: float) -> float:
+    """*told*, or what is *known* of the same number to more digits."""
+    if known is None or not isinstance(told, Printed) or not told.low <= known <= told.high:
+        return told
+    return known if (known.give if isinstance(known, Printed) else 0) < told.give else told
 
 
 def _pool(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
