@@ -143,10 +143,14 @@ def calibrate(bench: Bench, *, name: str, made: str, device: str | None = None) 
 
 def device_of(bench: Bench, device: str | None) -> DeviceSpec:
     """The device whose figures the profile replaces. Raise BenchError."""
-    if device is None and bench.backend == "cpu":
+    if bench.backend == "cpu" and device not in (None, CPU.name):
+        raise BenchError(
+            f"times of a CPU say nothing of {device}; leave out --device, or time the device's own kernels"
+        )
+    if bench.backend == "cpu":
         return CPU
     if device is not None:
-        return CPU if device == CPU.name else catalog.device(device)
+        return catalog.device(device)
     called = catalog.devices_called(bench.device)
     if not called:
         raise BenchError(f"the catalog knows no device called {bench.device!r}; say which it is with --device")

@@ -164,18 +164,19 @@ def _calibrated(
 
 
 def _of_log(log: Path, model: str, device: str, ranks: int, name: str, made: str) -> Profile:
-    from hbmtwin.kernels.profile import ProfileError
     from hbmtwin.sim import catalog
     from hbmtwin.validation.calibrate_memory import memory_of_log
-    from hbmtwin.validation.served_run import ServedRunError, ServerSettings
+    from hbmtwin.validation.served_run import ServerSettings
     from hbmtwin.validation.served_run_fit import fit_engine_log
 
     settings = None if log.is_dir() or ranks == 1 else ServerSettings(tensor_parallel_size=ranks)
     try:
         profile = fit_engine_log(log, catalog.model(model), catalog.device(device), settings, name=name, made=made)
         return profile if log.is_dir() else replace(profile, memory=memory_of_log(log))
-    except (ServedRunError, ProfileError) as error:
-        raise Unusable(str(error)) from None
+    except catalog.CatalogError:
+        raise
+    except ValueError as error:  # of the log, of the profile, and of a split that the model does not have
+        raise Unusable(f"--from-engine-log: {error}") from None
 
 
 def _print_bench(bench: Bench, wall_s: float) -> None:
@@ -244,6 +245,10 @@ def _print_profile(profile: Profile, out: Path) -> None:
     ]
     header = ("figure", "value", "range", "residual %", "points", "trust")
     print_table(console, header, cells, words=("figure", "range", "trust"))
+    above = [key for key, c in profile.coefficients.items() if key.endswith("_efficiency") and c.low > 1]
+    if above and profile.device != "cpu":
+        found = f"more than the peak of {profile.device}: {', '.join(above)}; it, its ranks or the model are others"
+        console.print(f"note: {escape(found)}")
     use = f"a scenario of this device names it: calibration.profile = {str(out)!r}"
     if profile.device == "cpu":
         use = "no engine's memory rules are known of a CPU, so no scenario names it; see docs/calibration.md"

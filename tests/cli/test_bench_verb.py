@@ -38,6 +38,24 @@ def test_times_become_a_profile(shell: Shell, tmp_path: Path) -> None:
         (["bench", "kernels", "--dtype", "int4"], "--dtype: 'int4' is none; choose one of float32"),
         (["calibrate", "--from-bench", "bad.json", "--out", "p.json"], "bad.json: format: missing"),
         (["calibrate", "--from-engine-log", "bad.json", "--out", "p.json"], "with --model and --device"),
+        (
+            ["calibrate", "--from-bench", "b.json", "--device", "h200", "--out", "p.json"],
+            "times of a CPU say nothing of h200",
+        ),
+        (
+            [
+                "calibrate",
+                "--from-engine-log",
+                "bad.json",
+                "--model",
+                "qwen3-32b",
+                "--device",
+                "h200",
+                "--out",
+                "p.json",
+            ],
+            "--from-engine-log: ",
+        ),
         (["calibrate", "--model", "m", "--out", "p.json"], "--model: belongs to --from-engine-log"),
         (
             ["calibrate", "--from-engine-log", "bad.json", "--from-bench", "bad.json", "--out", "p.json"],
@@ -47,6 +65,7 @@ def test_times_become_a_profile(shell: Shell, tmp_path: Path) -> None:
 )
 def test_what_makes_no_sense_is_refused(shell: Shell, arguments: list[str], said: str) -> None:
     Path("bad.json").write_text("{}")
+    Path("b.json").write_text(bench().to_json(), encoding="utf-8")
     answer = shell(*arguments)
     assert answer.code == 2
     assert said in answer.err

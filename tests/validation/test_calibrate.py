@@ -180,6 +180,8 @@ def test_too_little_is_refused() -> None:
         fitted(bench(cases=tuple(c for c in GRID if c.op != "prefill")))
     with pytest.raises(BenchError, match="copy: no point"):
         fitted(bench(cases=tuple(c for c in GRID if c.op != "copy")))
+    with pytest.raises(BenchError, match="times of a CPU say nothing of h200"):
+        calibrate(bench(), name="p", made="m", device="h200")
     with pytest.raises(BenchError, match="the catalog knows no device called 'made up'"):
         fitted(replace(bench(), backend="cuda"))
 
