@@ -41,6 +41,18 @@ FIGURES = tuple(f.name for f in fields(DeviceSpec) if f.name not in (*WORDS, *ME
 """The fields of a device that are numbers: each stands in the file with its source."""
 
 
+CARDS: Mapping[str, tuple[str, ...]] = {
+    "300i duo": ("ascend-310p", "ascend-310p-24gb"),
+    "300i pro": ("ascend-310p-24gb",),
+    "300v": ("ascend-310p-24gb",),
+    "800i a2": ("ascend-910b3", "ascend-910b4", "ascend-910b4-1"),
+    "800t a2": ("ascend-910b1", "ascend-910b2", "ascend-910b3"),
+    "800i a3": ("ascend-910c",),
+    "900 a3": ("ascend-910c",),
+}
+"""What Atlas cards and servers have in them: a hint to who names one, for most come with several memories."""
+
+
 class Figure(NamedTuple):
     """One number of a device, with what is known of it."""
 
@@ -74,8 +86,19 @@ def device_name(name: str) -> str:
     """The catalog's id of a device that is called so. Raise CatalogError as :func:`device` does."""
     found = name if name in _entries() else _names().get(_plain(name))
     if found is None:
-        raise unknown("device", name, _entries())
+        raise unknown("device", name, _entries(), _in_cards(name))
     return found
+
+
+def _in_cards(name: str) -> tuple[str, ...]:
+    """Devices of the cards that *name* may be, by their words; empty where it is none."""
+    wanted = set(_plain(name).split("-")) - {"atlas"}
+    found: dict[str, None] = {}
+    for card, inside in CARDS.items():
+        words = set(card.split())
+        if card.split()[0] in wanted and (wanted <= words or words <= wanted):
+            found |= dict.fromkeys(inside)
+    return tuple(found)
 
 
 def devices_called(runtime_name: str) -> tuple[str, ...]:

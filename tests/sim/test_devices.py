@@ -29,6 +29,7 @@ MEMORY_GIB = {
     "ascend-910b4-1": 60.96,
     "ascend-910c": 61.27,
     "h100-80gb": 79.19,
+    "h20": 95.12,
     "h200": 139.80,
     "l40s": 44.40,
     "rtx-3090": 23.69,
@@ -46,6 +47,7 @@ NOMINAL_GB = dict.fromkeys(devices(), 64) | {
     "ascend-910a": 32,
     "ascend-910b4": 32,
     "h100-80gb": 80,
+    "h20": 96,
     "h200": 141,
     "l40s": 48,
     "rtx-3090": 24,
@@ -140,6 +142,7 @@ def test_what_is_taken_over_says_so_and_is_uncalibrated() -> None:
         ("Ascend910_9391", "ascend-910c"),
         ("310P3", "ascend-310p"),
         ("h200", "h200"),
+        ("NVIDIA H20", "h20"),
     ],
 )
 def test_a_device_may_be_called_as_its_runtime_calls_it(called: str, name: str) -> None:
@@ -167,6 +170,11 @@ def test_unknown_ids_come_with_the_nearest() -> None:
         "4090": "'rtx-4090'",
         "rtx4090": "'rtx-4090'",
         "310P Duo": "'ascend-310p' or 'ascend-310p-24gb'",
+        "atlas-300i-duo": "'ascend-310p' or 'ascend-310p-24gb'",
+        "Atlas 300I Duo": "'ascend-310p' or 'ascend-310p-24gb'",
+        "Atlas 300I Pro": "'ascend-310p-24gb'",
+        "300i": "'ascend-310p' or 'ascend-310p-24gb'",
+        "Atlas 800I A2": "'ascend-910b3' or 'ascend-910b4' or 'ascend-910b4-1'",
     }.items():
         with pytest.raises(CatalogError, match=f"did you mean {near}\\?"):
             device(name)

@@ -66,6 +66,7 @@ PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-coder-480b-a35b": 480_154_875_392,
     "qwen3-vl-235b-a22b": 235_093_634_560,
+    "qwq-32b": 32_763_876_352,
     "youtu-llm-2b": 1_961_560_064,
 }
 """What the hub tells of each checkpoint; a tied head counted once, layers that predict more tokens left out."""
