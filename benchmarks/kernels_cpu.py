@@ -1,10 +1,10 @@
-"""How well a CPU's profile predicts: kernels at sizes held back, and the steps of a small decoder that serves a run.
+"""How well a CPU's profile predicts: kernels held back, those of another model, and steps of a decoder that serves.
 
     python benchmarks/kernels_cpu.py [BENCH.json] [--out BENCH.json]
 
-Times the full grid (a minute or two; a file of ``hbmtwin bench kernels`` takes its place), calibrates, simulates a run
-of a decoder with random weights on those figures, and serves its schedule step by step. Needs torch. On a machine that
-others use the medians stand, and the worst steps are theirs.
+Times the full grid (a minute or two; a file of ``hbmtwin bench kernels`` takes its place), calibrates, times kernels of
+sizes that no grid has, simulates a run of a decoder with random weights on those figures, and serves its schedule step
+by step. Needs torch. On a machine that others use the medians stand, and the worst steps are theirs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from hbmtwin.kernels.attention.backends import kernels_for, load
@@ -19,10 +20,10 @@ from hbmtwin.kernels.roofline import RooflineCost
 from hbmtwin.sim import catalog
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.validation.bench_grid import grid_of
+from hbmtwin.validation.bench_grid import grid_of, read_grid
 from hbmtwin.validation.bench_kernels import run_bench, timer_of
 from hbmtwin.validation.bench_records import Bench, read_bench
-from hbmtwin.validation.calibrate import CPU, calibrate
+from hbmtwin.validation.calibrate import CPU, OpErrors, calibrate, errors, fit, predict, usable
 from hbmtwin.validation.run_replay_errors import error_row
 from hbmtwin.validation.small_decoder import SmallDecoder, serve
 
@@ -39,6 +40,19 @@ CONFIG = {
     "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
 }
+HEADS = {"num_heads": 12, "num_kv_heads": 4, "head_dim": 64}
+LAYER = {"hidden_size": 768, "intermediate_size": 2048, **HEADS}
+TOKENS, BATCH, CONTEXT = [3, 12, 48, 200], [3, 6, 12], [100, 700, 1500]
+OTHER_SIZES = [
+    {"op": "matmul", "tokens": TOKENS, "out_features": [1280, 4096], "in_features": 768},
+    {"op": "matmul", "tokens": TOKENS, "out_features": 768, "in_features": 2048},
+    {"op": "layer", "tokens": TOKENS, **LAYER},
+    {"op": "prefill", "batch": [1, 3], "new_tokens": [48, 200, 400], "context_tokens": [0, 300], **HEADS},
+    {"op": "paged_decode", "batch": BATCH, "context_tokens": CONTEXT, "block_size": 16, **HEADS},
+    {"op": "step", "batch": BATCH, "context_tokens": CONTEXT, "block_size": 16, "num_layers": 4, "vocab_size": 8192}
+    | LAYER,
+]
+"""Of a model that no grid has: nothing of it is fitted."""
 TRAFFIC = {
     "device.name": "a100-80gb",  # for its memory; times are those of the CPU's profile
     "engine.max_model_len": 2048,
@@ -64,16 +78,29 @@ def measured(arguments: list[str]) -> Bench:
     return bench
 
 
-def main(arguments: list[str]) -> int:
-    """Print two tables: by kernel, and by kind of step."""
-    torch = load("cpu")
-    torch.set_num_threads(1)
-    done = calibrate(measured(arguments), name="here", made="now")
-    print(f"kernels at sizes held back: {done.profile.cross_validated_percent} % off in the mean")
-    for row in done.cross_validated:
+def print_errors(rows: Sequence[OpErrors]) -> None:
+    """A line for each op."""
+    for row in rows:
         print(f"  {row.op:14}{row.points:5}  MAPE {row.mape_percent:5.1f} %  p50 {row.p50_percent:5.1f} %  p95 "
               f"{row.p95_percent:5.1f} %  worst {row.worst_percent:4.0f} %: {row.worst}")  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """Print three tables: two by kernel, and one by kind of step."""
+    torch = load("cpu")
+    torch.set_num_threads(1)
+    bench = measured(arguments)
+    done = calibrate(bench, name="here", made="now")
+    print(f"kernels at sizes held back: {done.profile.cross_validated_percent} % off in the mean")
+    print_errors(done.cross_validated)
     with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "grid.json").write_text(json.dumps(OTHER_SIZES))
+        others = run_bench(read_grid(Path(folder) / "grid.json"), "cpu", threads=1)
+        fitted = fit(usable(bench)[0], bench.dtype_bytes)
+        rows = errors(others.points, predict(fitted, others.points, others.dtype_bytes))
+        mean = sum(row.mape_percent * row.points for row in rows) / len(others.points)
+        print(f"kernels of another model: {mean:.1f} % off in the mean")
+        print_errors(rows)
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
         name = str(Path(folder) / "config.json")
         model = catalog.model(name)
