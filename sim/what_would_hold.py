@@ -16,7 +16,7 @@ from hbmtwin.sim import catalog
 from hbmtwin.sim.budget.memory_budget import DoesNotFit
 from hbmtwin.sim.catalog import CatalogError
 from hbmtwin.sim.experiment import in_processes
-from hbmtwin.sim.fit.advice import SAFE_UTILIZATION
+from hbmtwin.sim.fit.options import SAFE_UTILIZATION
 from hbmtwin.sim.legality import effective_oom
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin, run

@@ -1,22 +1,13 @@
 """What the real allocators say when they fail, word for word as far as numbers, order and signs go.
 
-Torch's text is what people paste and what tools parse; :func:`format_size` and the order of the terms were observed on
-torch_npu 2.13.0 and torch 2.11.0. The device index is 0.
+Torch's text is what people paste and what tools parse; :func:`~hbmtwin.allocators.size_text.format_size` and the order
+of the terms were observed on torch_npu 2.13.0 and torch 2.11.0. The device index is 0.
 """
 
 from __future__ import annotations
 
 from hbmtwin.allocators.caching.releases import ReleaseRules
-
-
-def format_size(size: int) -> str:
-    """``512 bytes``, ``1.50 KiB``, ``28.00 MiB``, ``1024.00 MiB`` (exactly 1 GiB), ``2.00 GiB``."""
-    if size <= 1 << 10:
-        return f"{size} bytes"
-    for unit, shift in (("KiB", 10), ("MiB", 20)):
-        if size <= 1 << (shift + 10):
-            return f"{size / (1 << shift):.2f} {unit}"
-    return f"{size / (1 << 30):.2f} GiB"
+from hbmtwin.allocators.size_text import format_size
 
 
 def out_of_memory(

@@ -23,7 +23,7 @@ from hbmtwin.allocators.oom import Cause
 from hbmtwin.cli.wrapping import wrap
 from hbmtwin.sim.explain.explanation import Explanation
 from hbmtwin.sim.explain.judge import UNSETTLED, Judgement
-from hbmtwin.sim.fit.words import WHAT_IS_KV
+from hbmtwin.sim.fit.what_is_kv import WHAT_IS_KV
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 WIDEST = 100

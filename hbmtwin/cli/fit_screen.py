@@ -20,6 +20,7 @@ from hbmtwin.cli.wrapping import wrap
 from hbmtwin.sim.fit import words
 from hbmtwin.sim.fit.advice import Advice
 from hbmtwin.sim.fit.report import Fit
+from hbmtwin.sim.fit.what_is_kv import WHAT_IS_KV
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 GIB = 1 << 30
@@ -97,7 +98,7 @@ class FitScreen:
         self._console.print(row.append(self._line * edges[-1][1]), soft_wrap=True)
         if any(line.low != line.high for line in lines):
             self._say(words.SOURCES, "dim", 2)
-        self._say(words.WHAT_IS_KV, "dim", 2)
+        self._say(WHAT_IS_KV, "dim", 2)
 
     def _log(self, fit: Fit) -> None:
         if fit.boot_lines:

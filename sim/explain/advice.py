@@ -21,8 +21,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hbmtwin.allocators.caching.messages import format_size
 from hbmtwin.allocators.oom import Cause
+from hbmtwin.allocators.size_text import format_size
 from hbmtwin.sim.explain.circumstances import When
 from hbmtwin.sim.explain.failure import EXABYTE, Failure
 from hbmtwin.sim.explain.printed import shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hbmtwin.allocators.caching.messages import format_size
+from hbmtwin.allocators.size_text import format_size
 from hbmtwin.sim.explain.failure import DRIVER_KEEPS_BYTES, EXABYTE, Failure
 from hbmtwin.sim.explain.printed import Printed, give_of, shown
 from hbmtwin.sim.phrases import Phrase, Said

@@ -24,7 +24,7 @@ from hbmtwin.sim.explain.judge import Judgement
 from hbmtwin.sim.explain.plan import EXPANDABLE, enough, plan, pool_facts, short_of
 from hbmtwin.sim.explain.printed import Printed
 from hbmtwin.sim.explain.server import Server
-from hbmtwin.sim.fit.advice import SAFE_UTILIZATION
+from hbmtwin.sim.fit.options import SAFE_UTILIZATION
 from hbmtwin.sim.phrases import Count, Said, Size
 
 

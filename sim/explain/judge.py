@@ -14,8 +14,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hbmtwin.allocators.caching.messages import format_size
 from hbmtwin.allocators.oom import Cause, OomFacts
+from hbmtwin.allocators.size_text import format_size
 from hbmtwin.sim.explain.advice import Situation, does_not_help, helps
 from hbmtwin.sim.explain.arithmetic import NEARLY_FULL, books
 from hbmtwin.sim.explain.circumstances import When

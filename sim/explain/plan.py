@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hbmtwin.allocators.oom import OomFacts
 from hbmtwin.allocators.records import Tag
 from hbmtwin.sim.explain.server import Server
-from hbmtwin.sim.fit.advice import SAFE_UTILIZATION
+from hbmtwin.sim.fit.options import SAFE_UTILIZATION
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 PLAN = Phrase("{kv} for KV = {terms}", "KV 缓存 {kv} = {terms}")

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from hbmtwin.allocators.caching.messages import format_size
+from hbmtwin.allocators.size_text import format_size
 from hbmtwin.sim.explain.findings import Line
 
 PASSAGE_CHARACTERS = 2_000

@@ -34,13 +34,11 @@ from hbmtwin.sim.budget.ranges import objection_at_the_bad_end
 from hbmtwin.sim.catalog.quantization import BY_NAME
 from hbmtwin.sim.engines import GIB, EngineArgs, rules_for, settings_of
 from hbmtwin.sim.fit.kernels import findings_of, smaller_kv, smaller_weights
-from hbmtwin.sim.fit.options import fraction_option
+from hbmtwin.sim.fit.options import SAFE_UTILIZATION, fraction_option
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.phrases import Phrase, Said
 from hbmtwin.sim.pool_segments import placed_blocks
 
-SAFE_UTILIZATION = 0.95
-"""The most that is advised: above it nothing is left for what the engine allocates after its plan."""
 LEAST_BATCHED_TOKENS = 256
 """Below it a prefill no longer fills a matrix unit: a server that starts so is of no use."""
 

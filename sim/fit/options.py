@@ -110,6 +110,8 @@ ENGINES_OF = {
 """Options that some engines have only. MindIE's NPU_MEMORY_FRACTION goes by vLLM's name."""
 FRACTIONS = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
 """The share of the device, of which each engine has one."""
+SAFE_UTILIZATION = 0.95
+"""The most that is advised: above it nothing is left for what the engine allocates after its plan."""
 LARGEST = 2**44
 """16 TiB, or as many tokens: beyond any device, and a slip of the unit lies there."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hbmtwin.sim.budget.memory_budget import MemoryBudget
 from hbmtwin.sim.budget.question import BudgetQuestion
-from hbmtwin.sim.fit.advice import SAFE_UTILIZATION
+from hbmtwin.sim.fit.options import SAFE_UTILIZATION
 from hbmtwin.sim.phrases import Count, Phrase, Said, Size
 
 TIGHT = Phrase(

@@ -69,11 +69,6 @@ ESTIMATED = Phrase("estimated, {low} to {high}", "估算，{low} 至 {high}")
 BETWEEN = Phrase("{low} to {high}", "{low} 至 {high}")
 REST_BETWEEN = Phrase("the rest, {low} to {high}", "剩余，{low} 至 {high}")
 
-WHAT_IS_KV = Phrase(
-    "The KV cache is where the engine keeps what it has read and written of every running request: it decides how many "
-    "run at once.",
-    "KV 缓存存放每个运行中请求已读入和已生成的内容，它的大小决定能同时运行多少请求。",
-)
 SOURCES = Phrase(
     "Estimates are fits to public boot logs; --json has the source of every line.",
     "估算值由公开启动日志拟合得到；--json 给出每一行的来源。",

@@ -4,9 +4,9 @@ import pytest
 
 from hbmtwin.allocators import HbmDriver
 from hbmtwin.allocators.caching import CachingAllocator, CachingConfig, ConfError, UnsafeState
-from hbmtwin.allocators.caching.messages import format_size
 from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import Tag, Work
+from hbmtwin.allocators.size_text import format_size
 
 MIB = 1 << 20
 GIB = 1 << 30
