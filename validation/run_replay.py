@@ -31,7 +31,7 @@ from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.allocator import Backend, Case, CaseReport, validate
 from hbmtwin.validation.emulated import NpuSettings, RealRun
 from hbmtwin.validation.emulated.records import OUTCOMES
-from hbmtwin.validation.run_replay_program import Misplaced, Pass, passes
+from hbmtwin.validation.run_replay_program import Misplaced, Pass, passes, stray_frees
 from hbmtwin.validation.run_replay_region import RegionState, hold_region
 from hbmtwin.validation.run_replay_source import RecordedRun
 from hbmtwin.validation.run_replay_witness import Check, Held, witnesses
@@ -320,7 +320,7 @@ def _passes(run: RecordedRun, setup: Setup) -> tuple[tuple[Pass, ...], Check]:
     apart = s.engine.task_queue_enable == 2 and plan.device.vendor == "ascend"
     found = list(passes(run, model, num_layers=plan.layout.num_layers, workspace_apart=apart))
     good = tuple(p for p in found if isinstance(p, Pass))
-    bad = [p for p in found if isinstance(p, Misplaced)]
+    bad = [*stray_frees(rows), *(p for p in found if isinstance(p, Misplaced))]
     rows_held = sum(p.end - p.begin for p in good) + len(bad)
     return good, Check(name, rows_held, len(bad), str(bad[0]) if bad else "")
 

@@ -75,6 +75,18 @@ def passes(
         yield _Alignment(rows, is_kv, workspace_apart).find(step, begin, end, lines, num_layers)
 
 
+def stray_frees(rows: TraceRows) -> Iterator[Misplaced]:
+    """Frees of what is not there. O(operations)."""
+    live: set[tuple[str, int]] = set()
+    for row, (op, id, allocator) in enumerate(zip(rows.op, rows.id.tolist(), rows.allocator, strict=True)):
+        if op == "malloc":
+            live.add((allocator, id))
+        elif op == "free":
+            if (allocator, id) not in live:
+                yield Misplaced(row, int(rows.step[row]), "a free of what is there", f"free {id}")
+            live.discard((allocator, id))
+
+
 def batch_shape(new_tokens: Sequence[int], context_tokens: Sequence[int]) -> BatchShape:
     """A step's batch as its table tells it: one new token is decode, which nothing that memory depends on can tell from
     a chunk of one token."""

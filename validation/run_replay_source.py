@@ -39,6 +39,9 @@ MAX_STEPS = 200_000
 """Rows of the table of steps that are read: a row holds a number a sequence, twice."""
 STEP_COLUMNS = ("step", "start_ns", "duration_ns", "repeat", "new_tokens", "context_tokens")
 TRACE_COLUMNS = ("op", "id", "size", "step", "time_ns", "tag", "allocator")
+_LISTS, _TEXTS = ("new_tokens", "context_tokens"), ("op", "tag", "allocator", "level", "state")
+_NUMBERS = ("peak_reserved_bytes", "peak_requested_bytes", "num_alloc_retries")
+_OOM_KEYS = ("allocator", "asked_bytes", "tag", "torch_message")
 _CHECKPOINT_COLUMNS = ("time_ns", "op_index", "level", "address", "size", "requested", "state")
 
 Ints = NDArray[np.int64]
@@ -131,7 +134,7 @@ def _summary(directory: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ResultError(f"{path}: is damaged ({error}); {_again(directory)}") from None
-    if not isinstance(summary, dict) or (missing := [key for key in SUMMARY_KEYS if key not in summary]):
+    if not isinstance(summary, dict) or (missing := _missing(summary)):
         what = f"lacks {', '.join(missing)}" if isinstance(summary, dict) else "is no summary of a run"
         raise ResultError(f"{path}: {what}: written by an older release, or damaged; {_again(directory)}")
     here = version("hbmtwin")
@@ -141,6 +144,16 @@ def _summary(directory: Path) -> dict[str, Any]:
             f"rules; {_again(directory)}"
         )
     return summary
+
+
+def _missing(summary: dict[str, Any]) -> list[str]:
+    """What a replay reads of a summary, and is not there as it should be."""
+    missing = [key for key in SUMMARY_KEYS if key not in summary]
+    missing += [key for key in _NUMBERS if not isinstance(summary.get(key), int)]
+    oom = summary.get("oom")
+    if oom is not None:
+        missing += [f"oom.{key}" for key in _OOM_KEYS if not isinstance(oom, dict) or key not in oom]
+    return missing
 
 
 def _scenario(directory: Path) -> Scenario:
@@ -157,7 +170,11 @@ def _table(directory: Path, name: str, columns: tuple[str, ...]) -> pd.DataFrame
 
 def _steps(directory: Path) -> tuple[pd.DataFrame, int]:
     table, total = _first_rows(directory, "steps", STEP_COLUMNS, MAX_STEPS)
-    return table.to_pandas(), total
+    frame: pd.DataFrame = table.to_pandas()
+    if frame["new_tokens"].map(len).ne(frame["context_tokens"].map(len)).any():
+        path = directory / "steps.parquet"
+        raise ResultError(f"{path}: is damaged (a step has new tokens without context_tokens); {_again(directory)}")
+    return frame, total
 
 
 def _first_rows(directory: Path, name: str, columns: tuple[str, ...], most: int) -> tuple[pa.Table, int]:
@@ -176,20 +193,36 @@ def _first_rows(directory: Path, name: str, columns: tuple[str, ...], most: int)
                 if left <= 0:
                     break
             wanted = pa.schema([schema.field(column) for column in columns])
-            return pa.Table.from_batches([b.select(list(columns)) for b in batches], wanted), file.metadata.num_rows
+            table = pa.Table.from_batches([b.select(list(columns)) for b in batches], wanted)
+            _check_columns(table)
+            return table, file.metadata.num_rows
     except (pa.ArrowException, OSError, ValueError) as error:
         what = "is not there" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
         raise ResultError(f"{path}: {what}; {_again(directory)}") from None
 
 
+def _check_columns(table: pa.Table) -> None:
+    """Raise ValueError for a column of another kind than a run writes, or with holes."""
+    if not table.num_rows:
+        return
+    for field, column in zip(table.schema, table.columns, strict=True):
+        kind = field.type
+        if field.name in _LISTS:
+            right = pa.types.is_list(kind) and pa.types.is_integer(kind.value_type)
+            holes = column.null_count or (right and column.combine_chunks().flatten().null_count)
+        elif field.name in _TEXTS:
+            right, holes = pa.types.is_string(kind) or pa.types.is_large_string(kind), column.null_count
+        else:
+            right, holes = pa.types.is_integer(kind), column.null_count
+        if not right or holes:
+            what = "has empty cells" if right else f"is of type {kind}"
+            raise ValueError(f"column {field.name} {what}")
+
+
 def _rows(directory: Path, most: int) -> tuple[TraceRows, int]:
     table, total = _first_rows(directory, "memory_trace", TRACE_COLUMNS, most)
     columns = {name: table.column(name).to_pandas() for name in TRACE_COLUMNS}
-    try:
-        numbers = {name: columns[name].to_numpy().astype(np.int64) for name in ("id", "size", "step", "time_ns")}
-    except (TypeError, ValueError) as error:
-        path = directory / "memory_trace.parquet"
-        raise ResultError(f"{path}: is damaged ({error}); {_again(directory)}") from None
+    numbers = {name: columns[name].to_numpy().astype(np.int64) for name in ("id", "size", "step", "time_ns")}
     texts = {name: columns[name].to_numpy(dtype=object) for name in ("op", "tag", "allocator")}
     return TraceRows(**numbers, **texts), total
 

@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 _REQUESTED = (
     *("weights", "activations", "kv_tokens", "kv_padding", "kv_state", "kv_parked", "kv_unfilled", "growth_copy"),
-    *("kv_cached", "kv_pool_free"),
+    "kv_cached",
 )
 
 
@@ -69,22 +69,24 @@ def witnesses(
 def _timeline(run: RecordedRun, held: Held, memory: ServerMemory) -> Check:
     line, rows = run.timeline, run.rows
     total = memory.driver.capacity_bytes
+    # A region's largest free run stands in the books as free room of the pool; only KV that grows has none beside it.
+    in_region, grows = memory.arena is not memory.general, memory.block_bytes is None
+    in_pool, largest = line["kv_pool_free"].to_numpy(), held.region_largest_free * in_region
     asked = np.stack(
         [
             (total - line["tenants"] - line["static"] - line["driver_free"]).to_numpy(),
             line["rounding"].to_numpy(),
-            line[list(_REQUESTED)].sum(axis=1).to_numpy(),
+            line[list(_REQUESTED)].sum(axis=1).to_numpy() + (0 if grows else in_pool),
+            in_pool * grows,
         ],
         axis=1,
     )
-    # A region's largest free run stands in the books as free room of the pool.
-    in_region = memory.arena is not memory.general
-    requested = held.requested + held.region_requested + held.workspace
     there = np.stack(
         [
             held.driver,
             held.allocated - held.requested + held.region_allocated - held.region_requested,
-            requested + (held.region_largest_free if in_region else 0),
+            held.requested + held.region_requested + held.workspace + (0 if grows else largest),
+            largest * grows,
         ],
         axis=1,
     )
@@ -104,7 +106,7 @@ def _timeline(run: RecordedRun, held: Held, memory: ServerMemory) -> Check:
         differing += 1
         if not first:
             last = there[min(int(highs[i]), len(rows)) - 1]
-            names = ("bytes of the driver", "rounding", "requested")
+            names = ("bytes of the driver", "rounding", "requested", "the largest free run")
             told = ", ".join(f"{n} {a} and not {b}" for n, a, b in zip(names, last, asked[i], strict=True) if a != b)
             first = f"at {times[i] / 1e9:.3f} s: {told or 'only behind the moment of the row before'}"
     return Check("the run's books at step ends", compared, differing, first)

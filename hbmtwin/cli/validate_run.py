@@ -35,7 +35,7 @@ class ReplayOn(StrEnum):
 
 def validate_run(
     result_dir: Annotated[
-        Path, typer.Argument(metavar="RESULT_DIR", help="The --out directory of a run with both tables, see below.")
+        Path, typer.Argument(metavar="RESULT_DIR", help="The --out directory of a run that kept both tables.")
     ],
     backend: Annotated[
         ReplayOn,

@@ -184,6 +184,31 @@ def test_a_table_without_a_column(shell: Shell, recorded: Recorded) -> None:
     )
 
 
+@pytest.mark.parametrize("table", ["steps", "memory_trace", "timeline", "checkpoints"])
+def test_a_table_with_holes_or_of_text(shell: Shell, recorded: Recorded, table: str) -> None:
+    result = recorded()
+    path = result / f"{table}.parquet"
+    column = {"steps": "new_tokens", "timeline": "weights", "checkpoints": "op_index"}.get(table, "size")
+    whole = pq.read_table(path)
+    rows = whole.to_pylist()
+    rows[1][column] = None
+    pq.write_table(pa.Table.from_pylist(rows, whole.schema), path)
+    answer = shell("validate", "run", result)
+    assert (answer.code, answer.out) == (1, "")
+    assert f"is damaged (column {column} has empty cells); run it again" in answer.err
+    pq.write_table(pa.Table.from_pylist([{**row, column: "x"} for row in rows]), path)
+    assert f"is damaged (column {column} is of type string); run it again" in shell("validate", "run", result).err
+
+
+def test_steps_whose_columns_do_not_fit_together(shell: Shell, recorded: Recorded) -> None:
+    result = recorded()
+    whole = pq.read_table(result / "steps.parquet")
+    rows = whole.to_pylist()
+    rows[0]["context_tokens"] = []
+    pq.write_table(pa.Table.from_pylist(rows, whole.schema), result / "steps.parquet")
+    assert "is damaged (a step has new tokens without context_tokens)" in shell("validate", "run", result).err
+
+
 def test_another_release(shell: Shell, recorded: Recorded) -> None:
     result = recorded()
     summary = json.loads((result / "summary.json").read_text(encoding="utf-8"))
@@ -191,6 +216,9 @@ def test_another_release(shell: Shell, recorded: Recorded) -> None:
     answer = shell("validate", "run", result)
     assert answer.code == 1
     assert "was written by hbmtwin 0.0.9, and this is " in answer.err
+    for broken in ({"oom": {"cause": "shortage"}}, {"peak_reserved_bytes": None}):
+        (result / "summary.json").write_text(json.dumps({**summary, **broken}), encoding="utf-8")
+        assert "written by an older release, or damaged" in shell("validate", "run", result).err
     del summary["basis"]
     (result / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert "summary.json: lacks basis: written by an older release" in shell("validate", "run", result).err
