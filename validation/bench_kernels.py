@@ -23,7 +23,7 @@ import numpy as np
 from hbmtwin.kernels.attention.backends import kernels_for, load
 from hbmtwin.kernels.attention.interface import AttentionKernels, Backend, Kind
 from hbmtwin.kernels.records import ModelShape
-from hbmtwin.validation.bench_records import DTYPE_BYTES, Bench, Case, Point
+from hbmtwin.validation.bench_records import DTYPE_BYTES, Bench, BenchError, Case, Point
 from hbmtwin.validation.small_decoder import (
     Layer,
     LayerShape,
@@ -114,7 +114,8 @@ def run_bench(
 ) -> Bench:
     """Time the *cases*. *threads* of a CPU are set for as long as it takes; 0: as torch has them.
 
-    Raise BackendUnavailable. Deterministic but for the times themselves: the same tensors in the same order.
+    Raise BackendUnavailable, BenchError for a case that the device cannot do. Deterministic but for the times
+    themselves: the same tensors in the same order.
     """
     torch = load(backend)
     kernels = kernels_for(backend, kind)
@@ -124,7 +125,11 @@ def run_bench(
         samples: dict[Case, list[float]] = {case: [] for case in cases}
         for _ in range(rounds):
             for case in samples:
-                samples[case] += _samples(operands.call_of(case), timer)
+                try:
+                    samples[case] += _samples(operands.call_of(case), timer)
+                except (RuntimeError, MemoryError) as error:  # torch's, of memory above all
+                    what = (str(error) or type(error).__name__).strip().splitlines()[0]
+                    raise BenchError(f"{case}: {what}; take smaller sizes, or leave it out of the grid") from error
                 if done is not None:
                     done(str(case))
         return Bench(

@@ -50,6 +50,8 @@ SIZES: Mapping[Op, tuple[str, ...]] = {
 }
 MAY_BE_0 = ("context_tokens",)
 """Of a prefill."""
+LEAST: Mapping[str, int] = {"bytes": max(DTYPE_BYTES.values())}
+"""Where it is not 1: an element is copied at least."""
 
 
 class BenchError(ValueError):
@@ -149,10 +151,14 @@ def case(op: str, sizes: Mapping[str, int], where: str = "case") -> Case:
         raise BenchError(f"{where}: {op} has the sizes {', '.join(wanted)}; missing or unknown: {short(wrong[0])}")
     made = Case(op, tuple(sizes[name] for name in wanted))
     for name, size in made.named().items():
-        least = 0 if op == "prefill" and name in MAY_BE_0 else 1
+        least = 0 if op == "prefill" and name in MAY_BE_0 else LEAST.get(name, 1)
         if not least <= size <= MAX_SIZE:
-            raise BenchError(f"{where}: {name} is a whole number from {least}, not {size}")
+            raise BenchError(f"{where}: {name} is a whole number from {least}, not {short(size)}")
     heads = made.named()
+    if op in ("layer", "step") and heads["head_dim"] % 2:
+        raise BenchError(
+            f"{where}: head_dim {heads['head_dim']} is odd, and rotary embedding turns pairs; take an even one"
+        )
     if "num_heads" in heads and heads["num_heads"] % heads["num_kv_heads"]:
         raise BenchError(f"{where}: {heads['num_kv_heads']} KV heads do not divide {heads['num_heads']} heads")
     if (size := work_of(made, 4).read_bytes) > MAX_CASE_BYTES:
@@ -227,7 +233,9 @@ def _point(table: JsonTable) -> Point:
     median, low, high = (table.take(name, int, float) for name in ("median_ns", "p25_ns", "p75_ns"))
     runs = table.take("runs", int)
     if not (0 < low <= median <= high <= 1e15 and 1 <= runs <= 10**9):
-        raise JsonRefused(f"{where}: 0 < p25_ns <= median_ns <= p75_ns does not hold, or runs {runs} makes no sense")
+        raise JsonRefused(
+            f"{where}: 0 < p25_ns <= median_ns <= p75_ns does not hold, or runs {short(runs)} makes no sense"
+        )
     op = table.take("op", str)
     return Point(case(op, {name: table.take(name, int) for name in table.names()}, where), median, low, high, runs)
 

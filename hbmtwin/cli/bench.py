@@ -58,19 +58,22 @@ def bench_kernels(
     json_: Json = False,
 ) -> int:
     """Time attention, matrix products and whole steps of a small decoder."""
+    for option, path in (("--out", out), ("--picture", picture)):
+        if path is not None:
+            _check_place(option, path)
     begin = time.monotonic()
     bench = _measured(backend, grid, dtype, threads)
     wall_s = time.monotonic() - begin
-    if out is not None:
+    if json_:
+        print(json_text(bench.to_dict() | {"wall_s": round(wall_s, 3)}))
+    else:
+        _print_bench(bench, wall_s)
+    if out is not None:  # after the screen, which has the times even where the disk is full
         out.write_text(bench.to_json(), encoding="utf-8")
     if picture is not None:
         from hbmtwin.dashboard.bench_figure import write_bench_page
 
         write_bench_page(bench, picture)
-    if json_:
-        print(json_text(bench.to_dict() | {"wall_s": round(wall_s, 3)}))
-    else:
-        _print_bench(bench, wall_s)
     return OK
 
 
@@ -94,6 +97,10 @@ def calibrate(
     json_: Json = False,
 ) -> int:
     """Fit the cost model to measured times, and write the profile."""
+    _check_place("--out", out)
+    for source in (from_bench, from_engine_log):
+        if source is not None and source.exists() and out.exists() and source.samefile(out):
+            raise UsageError(f"--out: {out} is what the profile is made from; name another file")
     name = name or out.stem
     if from_engine_log is not None:
         if from_bench is not None:
@@ -119,6 +126,14 @@ def calibrate(
     return OK
 
 
+def _check_place(option: str, path: Path) -> None:
+    """Before minutes of measuring. Raise UsageError where no file can be."""
+    if path.is_dir():
+        raise UsageError(f"{option}: {path} is a directory; name a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option}: there is no directory {path.parent}; make it first")
+
+
 def _measured(backend: Side, grid: str, dtype: str, threads: int) -> Bench:
     from hbmtwin.kernels.attention.backends import BackendUnavailable
     from hbmtwin.validation.bench_grid import grid_of
@@ -140,6 +155,8 @@ def _measured(backend: Side, grid: str, dtype: str, threads: int) -> Bench:
             return run_bench(cases, backend.value, dtype=dtype, threads=threads, done=done)
     except BackendUnavailable as error:
         raise NotHere(str(error)) from None
+    except BenchError as error:
+        raise Unusable(f"--grid: {error}") from None
 
 
 def _calibrated(

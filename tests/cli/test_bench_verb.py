@@ -72,6 +72,27 @@ def test_what_makes_no_sense_is_refused(shell: Shell, arguments: list[str], said
     assert not Path("p.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "kernels", "--out", "."], "--out: . is a directory"),
+        (["bench", "kernels", "--picture", "no/b.html"], "--picture: there is no directory no"),
+        (["calibrate", "--out", "no/p.json"], "--out: there is no directory no"),
+        (["calibrate", "--from-bench", "b.json", "--out", "b.json"], "--out: b.json is what the profile is made from"),
+    ],
+)
+def test_a_place_that_takes_no_file_is_refused_before_anything_is_measured(
+    shell: Shell, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # a measurement would end with 1
+    before = bench().to_json()
+    Path("b.json").write_text(before, encoding="utf-8")
+    answer = shell(*arguments)
+    assert answer.code == 2
+    assert said in answer.err
+    assert Path("b.json").read_text(encoding="utf-8") == before
+
+
 def test_a_backend_that_is_not_here_is_told_with_its_cure(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     answer = shell("bench", "kernels")

@@ -12,7 +12,7 @@ import pytest
 from hbmtwin.kernels.attention.backends import BackendUnavailable, kernels_for, load
 from hbmtwin.kernels.records import BatchShape, ModelShape
 from hbmtwin.validation.bench_kernels import ClockTimer, run_bench
-from hbmtwin.validation.bench_records import Case, case
+from hbmtwin.validation.bench_records import BenchError, Case, case
 from hbmtwin.validation.small_decoder import Sequences, SmallDecoder, serve
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
@@ -64,6 +64,13 @@ def test_every_op_is_called_and_its_point_is_the_quartiles_of_all_rounds(torch: 
     assert all(1e6 <= p.p25_ns <= p.median_ns <= p.p75_ns <= 4e6 for p in done.points)
     assert len(told) == 2 * len(CASES)
     assert timer.calls == 2 * len(CASES) * (2 + 5)
+
+
+def test_a_case_that_finds_no_memory_is_told_by_its_sizes(torch: Any) -> None:
+    """Each token's row is short, and there are more of them than any machine holds."""
+    huge = case("matmul", {"tokens": 1 << 40, "out_features": 1, "in_features": 1 << 16})
+    with pytest.raises(BenchError, match=r"matmul tokens=1099511627776 .*; take smaller sizes, or leave it out"):
+        run_bench([huge], "cpu", timer=FakeTimer())
 
 
 def test_a_clock_is_read_around_all_calls() -> None:

@@ -131,9 +131,14 @@ def test_lists_in_a_grid_are_multiplied(tmp_path: Path) -> None:
         ([{"op": "copy", "bytes": [True]}], "bytes is a whole number, or a list of them"),
         ([{"op": "copy", "bytes": []}], "bytes is a whole number, or a list of them"),
         ([{"op": "copy"}], "copy has the sizes bytes"),
+        ([{"op": "copy", "bytes": 1}], "bytes is a whole number from 4, not 1"),
+        (
+            [{"op": "layer", "tokens": 1, "hidden_size": 8, "intermediate_size": 8, **HEADS, "head_dim": 7}],
+            "head_dim 7 is odd",
+        ),
         ([{"op": "decode", "batch": 1, "context_tokens": 0, **HEADS}], "context_tokens is a whole number from 1"),
         ([{"op": "decode", "batch": 1, "context_tokens": 9, **HEADS, "num_heads": 3}], "2 KV heads do not divide 3"),
-        ([{"op": "copy", "bytes": list(range(1, 10_002))}], "more than 10,000 cases"),
+        ([{"op": "copy", "bytes": list(range(4, 10_005))}], "more than 10,000 cases"),
     ],
 )
 def test_what_is_no_grid_is_refused(entries: Any, said: str, tmp_path: Path) -> None:
@@ -143,7 +148,7 @@ def test_what_is_no_grid_is_refused(entries: Any, said: str, tmp_path: Path) -> 
 
 
 def test_folds_hold_every_point_back_once_and_each_has_small_and_large() -> None:
-    points = [Point(case("copy", {"bytes": 2**i}), 1.0, 1.0, 1.0, 1) for i in (5, 3, 9, 1, 7, 2, 8, 4, 6, 0)]
+    points = [Point(case("copy", {"bytes": 4 << i}), 1.0, 1.0, 1.0, 1) for i in (5, 3, 9, 1, 7, 2, 8, 4, 6, 0)]
     held: list[Point] = []
     for fold in range(5):
         kept, back = held_out(points, 5, fold)
