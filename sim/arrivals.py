@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from hbmtwin.sim.scenario import ScenarioError
-from hbmtwin.sim.sections import WorkloadSection
+from hbmtwin.sim.traffic_sections import WorkloadSection
 from hbmtwin.workloads.arrivals import Arrivals
 from hbmtwin.workloads.builtin import BURSTS, REQUEST_RATE
 from hbmtwin.workloads.gaps import Pattern, burstiness_of, gaps_of

@@ -15,7 +15,7 @@ from typing import Any
 
 from hbmtwin.sim.arrivals import curve_of, shape_of
 from hbmtwin.sim.scenario import Scenario, ScenarioError
-from hbmtwin.sim.sections import ClientSection, LengthSpec, PrefixBucketSection, WorkloadSection
+from hbmtwin.sim.traffic_sections import ClientSection, LengthSpec, PrefixBucketSection, WorkloadSection
 from hbmtwin.workloads.arrivals import Arrivals
 from hbmtwin.workloads.builtin import (
     NUM_PROMPTS,

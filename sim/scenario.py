@@ -29,10 +29,9 @@ from hbmtwin.sim.sections import (
     ResultsSection,
     SchedulerSection,
     Section,
-    SessionSection,
     SloSection,
-    WorkloadSection,
 )
+from hbmtwin.sim.traffic_sections import SessionSection, WorkloadSection
 from hbmtwin.sim.workload_presets import PRESET, with_workload_preset, without_preset_keys
 
 
