@@ -108,6 +108,8 @@ def load_run(directory: Path, *, trace: bool = True, max_operations: int = MAX_O
     if trace:
         rows, total = _rows(directory, max_operations)
         path = directory / "memory_trace.parquet"
+        if not total:
+            raise ResultError(f"{path}: holds no operation, so there is nothing to replay; {_again(directory)}")
         for name in dict.fromkeys(rows.allocator.tolist()):
             count = int(np.count_nonzero(rows.allocator == name))
             ops[name] = tuple(islice(read_memory_trace(path, allocator=name), count))

@@ -173,6 +173,15 @@ def test_a_damaged_table(shell: Shell, recorded: Recorded, table: str, damage: s
     assert answer.err.count("\n") == 1
 
 
+def test_a_trace_without_an_operation(shell: Shell, recorded: Recorded) -> None:
+    out = recorded()
+    path = out / "memory_trace.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    answer = shell("validate", "run", str(out))
+    assert answer.code == 1
+    assert "memory_trace.parquet: holds no operation, so there is nothing to replay; run it again" in answer.err
+
+
 def test_a_table_without_a_column(shell: Shell, recorded: Recorded) -> None:
     result = recorded()
     path = result / "memory_trace.parquet"
