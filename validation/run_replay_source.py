@@ -176,6 +176,11 @@ def _steps(directory: Path) -> tuple[pd.DataFrame, int]:
     if frame["new_tokens"].map(len).ne(frame["context_tokens"].map(len)).any():
         path = directory / "steps.parquet"
         raise ResultError(f"{path}: is damaged (a step has new tokens without context_tokens); {_again(directory)}")
+    for column, least in (("new_tokens", 1), ("context_tokens", 0), ("repeat", 1), ("duration_ns", 0)):
+        values = frame[column].explode() if column.endswith("_tokens") else frame[column]
+        if values.dropna().lt(least).any():  # a step without sequences explodes to a hole
+            path = directory / "steps.parquet"
+            raise ResultError(f"{path}: is damaged (a {column} is below {least}); {_again(directory)}")
     return frame, total
 
 

@@ -218,6 +218,21 @@ def test_steps_whose_columns_do_not_fit_together(shell: Shell, recorded: Recorde
     assert "is damaged (a step has new tokens without context_tokens)" in shell("validate", "run", result).err
 
 
+@pytest.mark.parametrize(
+    ("column", "value"), [("new_tokens", [-1]), ("context_tokens", [-1]), ("repeat", 0), ("duration_ns", -1)]
+)
+def test_a_step_with_a_number_that_none_has(shell: Shell, recorded: Recorded, column: str, value: object) -> None:
+    result = recorded()
+    whole = pq.read_table(result / "steps.parquet")
+    rows = whole.to_pylist()
+    last = rows[-1]
+    last[column] = value * len(last[column]) if isinstance(value, list) else value
+    pq.write_table(pa.Table.from_pylist(rows, whole.schema), result / "steps.parquet")
+    answer = shell("validate", "run", result, "--backend", "cpu")
+    assert answer.code == 1
+    assert f"steps.parquet: is damaged (a {column} is below " in answer.err
+
+
 def test_another_release(shell: Shell, recorded: Recorded) -> None:
     result = recorded()
     summary = json.loads((result / "summary.json").read_text(encoding="utf-8"))
