@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from hbmtwin.kernels.attention.interface import Backend
 from hbmtwin.kernels.checked_json import MAX_FILE_BYTES, JsonRefused, JsonTable, parse_json, short
 
 Op = Literal["copy", "matmul", "layer", "prefill", "decode", "paged_decode", "step"]
@@ -218,7 +219,10 @@ def _bench_of(root: JsonTable) -> Bench:
     texts = {key: root.take(key, str) for key in _HEAD}
     if texts["dtype"] not in DTYPE_BYTES:
         raise JsonRefused(f"dtype: {short(texts['dtype'])} is none of {', '.join(DTYPE_BYTES)}")
-    threads = root.take("threads", int)
+    if texts["backend"] not in (backends := get_args(Backend)):
+        raise JsonRefused(f"backend: {short(texts['backend'])} is none of {', '.join(backends)}")
+    if (threads := root.take("threads", int)) < 0:
+        raise JsonRefused(f"threads: {threads} is below 0, which says that their number is not known")
     points = root.take("points", list)
     root.end()
     if not 1 <= len(points) <= MAX_POINTS:

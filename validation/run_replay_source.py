@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from hbmtwin.sim.recorder import TIMELINE_COLUMNS
 from hbmtwin.sim.result import SUMMARY_KEYS, ResultError
-from hbmtwin.sim.scenario import Scenario
+from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace
 
 MAX_OPERATIONS = 300_000
@@ -162,7 +162,10 @@ def _scenario(directory: Path) -> Scenario:
     path = directory / "scenario.toml"
     if not path.exists():
         raise ResultError(f"{directory}: holds no scenario.toml, from which the plan is made again; run it again")
-    return Scenario.load(path)
+    try:
+        return Scenario.load(path)
+    except ScenarioError as error:
+        raise ResultError(f"{path}: is damaged, or of another release ({error}); run it again") from None
 
 
 def _table(directory: Path, name: str, columns: tuple[str, ...]) -> pd.DataFrame:

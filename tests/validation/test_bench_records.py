@@ -75,6 +75,8 @@ def with_point(**changes: Any) -> dict[str, Any]:
         (changed(format=2), "format: 2 is not 1"),
         (changed(colour=1), "colour: unknown key"),
         (changed(dtype="int4"), "dtype: int4 is none of"),
+        (changed(backend="xyz"), "backend: xyz is none of cpu, cuda, npu"),
+        (changed(threads=-1), "threads: -1 is below 0"),
         (changed(threads="1"), "threads: '1' is not of the right kind"),
         (changed(points=[]), "points: 1 to"),
         (changed(points=[1]), "points.0: an object is wanted"),
