@@ -24,7 +24,7 @@ from hbmtwin.validation.bench_grid import grid_of, read_grid
 from hbmtwin.validation.bench_kernels import run_bench, timer_of
 from hbmtwin.validation.bench_records import Bench, read_bench
 from hbmtwin.validation.calibrate import CPU, OpErrors, calibrate, errors, fit, predict, usable
-from hbmtwin.validation.run_replay_errors import error_row
+from hbmtwin.validation.run_replay.errors import error_row
 from hbmtwin.validation.small_decoder import SmallDecoder, serve
 
 CONFIG = {

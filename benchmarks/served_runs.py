@@ -21,9 +21,8 @@ from plotly.subplots import make_subplots
 from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim import catalog
 from hbmtwin.sim.result import Result
-from hbmtwin.validation.served_run import META, ServedRun, read_served_run
-from hbmtwin.validation.served_run_fit import Fit, fit_intervals
-from hbmtwin.validation.served_run_replay import (
+from hbmtwin.validation.served_runs.fit import Fit, fit_intervals
+from hbmtwin.validation.served_runs.replay import (
     AIMS,
     curve_errors,
     from_second,
@@ -35,6 +34,7 @@ from hbmtwin.validation.served_run_replay import (
     simulated_generation,
     simulated_times,
 )
+from hbmtwin.validation.served_runs.served_run import META, ServedRun, read_served_run
 
 DEVICE = "rtx-pro-6000-server"
 FIRST_S = 60.0

@@ -16,10 +16,10 @@ from plotly.subplots import make_subplots
 from hbmtwin import __version__
 from hbmtwin.dashboard.figures import GIB, inline, style
 from hbmtwin.dashboard.palette import ALARM
-from hbmtwin.validation.run_replay import MemoryReplay
-from hbmtwin.validation.run_replay_errors import ErrorRow
-from hbmtwin.validation.run_replay_kernels import KernelReplay
-from hbmtwin.validation.run_replay_report import RunReplay
+from hbmtwin.validation.run_replay.errors import ErrorRow
+from hbmtwin.validation.run_replay.kernels import KernelReplay
+from hbmtwin.validation.run_replay.report import RunReplay
+from hbmtwin.validation.run_replay.run_replay import MemoryReplay
 
 MOST_POINTS = 2000
 """Steps drawn of a longer run: every n-th, and those that differ."""

@@ -183,8 +183,8 @@ def _calibrated(
 def _of_log(log: Path, model: str, device: str, ranks: int, name: str, made: str) -> Profile:
     from hbmtwin.sim import catalog
     from hbmtwin.validation.calibrate_memory import memory_of_log
-    from hbmtwin.validation.served_run import ServerSettings
-    from hbmtwin.validation.served_run_fit import fit_engine_log
+    from hbmtwin.validation.served_runs.fit import fit_engine_log
+    from hbmtwin.validation.served_runs.served_run import ServerSettings
 
     settings = None if log.is_dir() or ranks == 1 else ServerSettings(tensor_parallel_size=ranks)
     try:

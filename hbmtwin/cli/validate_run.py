@@ -15,10 +15,10 @@ from hbmtwin.cli.output import json_text, stdout
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hbmtwin.validation.run_replay import MemoryReplay
-    from hbmtwin.validation.run_replay_errors import ErrorRow
-    from hbmtwin.validation.run_replay_kernels import KernelReplay
-    from hbmtwin.validation.run_replay_report import RunReplay
+    from hbmtwin.validation.run_replay.errors import ErrorRow
+    from hbmtwin.validation.run_replay.kernels import KernelReplay
+    from hbmtwin.validation.run_replay.report import RunReplay
+    from hbmtwin.validation.run_replay.run_replay import MemoryReplay
 
 PAGE, SUMMARY = "validate_run.html", "validate_run.json"
 MOST_OPERATIONS = 10**7
@@ -87,9 +87,9 @@ def _replay(directory: Path, backend: str, max_operations: int | None, max_steps
     from hbmtwin.kernels.attention.backends import BackendUnavailable
     from hbmtwin.validation.device import DeviceUnavailable
     from hbmtwin.validation.emulated import EmulatorUnavailable, WorkerDied
-    from hbmtwin.validation.run_replay import NotReplayable
-    from hbmtwin.validation.run_replay_backends import BackendName, replay_run
-    from hbmtwin.validation.run_replay_kernels import NoKernels
+    from hbmtwin.validation.run_replay.backends import BackendName, replay_run
+    from hbmtwin.validation.run_replay.kernels import NoKernels
+    from hbmtwin.validation.run_replay.run_replay import NotReplayable
 
     names: dict[str, BackendName] = {"emulated": "emulated", "cpu": "cpu", "cuda": "cuda", "npu": "npu"}
     try:

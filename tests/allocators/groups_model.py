@@ -11,7 +11,7 @@ from math import gcd, lcm
 
 from hbmtwin.allocators.kv_groups import KVGroup
 from hbmtwin.allocators.records import KVSequence, Release
-from hbmtwin.validation.vllm_sides import Pool
+from hbmtwin.validation.vllm.sides import Pool
 
 Token = tuple[str | int, int]
 Hits = list[list[int]]

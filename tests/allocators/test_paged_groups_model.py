@@ -11,9 +11,9 @@ from collections import Counter
 
 import pytest
 
-from hbmtwin.validation.vllm_blocks import POOLS, groups_side
-from hbmtwin.validation.vllm_comparison import Comparison
-from hbmtwin.validation.vllm_traffic import Traffic
+from hbmtwin.validation.vllm.blocks import POOLS, groups_side
+from hbmtwin.validation.vllm.comparison import Comparison
+from hbmtwin.validation.vllm.traffic import Traffic
 
 from .groups_model import NaiveGroups
 from .groups_planted import MISTAKES

@@ -13,8 +13,8 @@ import pytest
 
 from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.validation import run_replay_backends
 from hbmtwin.validation.emulated import EmulatorUnavailable, build, npu
+from hbmtwin.validation.run_replay import backends as run_replay_backends
 
 Shell = Callable[..., Any]
 Recorded = Callable[..., Path]

@@ -24,9 +24,9 @@ from hbmtwin.sim.run import run as simulate_run
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.validation.allocator import EmulatedBackend
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
-from hbmtwin.validation.run_replay import MemoryReplay, replay_memory, set_up
-from hbmtwin.validation.run_replay_region import PlainRegion
-from hbmtwin.validation.run_replay_source import load_run
+from hbmtwin.validation.run_replay.region import PlainRegion
+from hbmtwin.validation.run_replay.run_replay import MemoryReplay, replay_memory, set_up
+from hbmtwin.validation.run_replay.source import load_run
 from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 TINY = {

@@ -13,14 +13,15 @@ import pytest
 from hbmtwin.dashboard.run_replay_page import write_run_replay
 from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.validation import run_replay_backends, run_replay_kernels
 from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable
 from hbmtwin.validation.emulated import EmulatorUnavailable
 from hbmtwin.validation.emulated.build import Build, build_emulator
-from hbmtwin.validation.run_replay import MemoryReplay, Setup, replay_memory, set_up
-from hbmtwin.validation.run_replay_interleaved import Interleaved, interleave
-from hbmtwin.validation.run_replay_kernels import NoKernels
-from hbmtwin.validation.run_replay_source import RecordedRun, load_run
+from hbmtwin.validation.run_replay import backends as run_replay_backends
+from hbmtwin.validation.run_replay import kernels as run_replay_kernels
+from hbmtwin.validation.run_replay.interleaved import Interleaved, interleave
+from hbmtwin.validation.run_replay.kernels import NoKernels
+from hbmtwin.validation.run_replay.run_replay import MemoryReplay, Setup, replay_memory, set_up
+from hbmtwin.validation.run_replay.source import RecordedRun, load_run
 
 AS_A_DEVICE = """
 import ctypes, sys
@@ -60,7 +61,7 @@ main()
 )
 INTERLEAVED = """
 KEEP = []
-from hbmtwin.validation.run_replay_worker import main
+from hbmtwin.validation.run_replay.worker import main
 
 main(Kernels)
 """

@@ -15,10 +15,10 @@ from hbmtwin.sim.catalog import device
 from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_plan import ServerPlan
-from hbmtwin.validation.run_replay_errors import error_row
-from hbmtwin.validation.run_replay_kernels import NoKernels, _is_it, all_batches, replay_kernels
-from hbmtwin.validation.run_replay_sampling import Batch, sample
-from hbmtwin.validation.run_replay_source import RecordedRun, load_run
+from hbmtwin.validation.run_replay.errors import error_row
+from hbmtwin.validation.run_replay.kernels import NoKernels, _is_it, all_batches, replay_kernels
+from hbmtwin.validation.run_replay.sampling import Batch, sample
+from hbmtwin.validation.run_replay.source import RecordedRun, load_run
 
 
 def batch(row: int, new: tuple[int, ...], context: tuple[int, ...]) -> Batch:
@@ -193,7 +193,7 @@ def test_layers_with_a_window_are_timed_with_it(tmp_path: Path) -> None:
 def test_a_step_too_heavy_for_the_machine_is_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hbmtwin.validation.run_replay_kernels.MAX_LAYER_BYTES", 1_500_000)
+    monkeypatch.setattr("hbmtwin.validation.run_replay.kernels.MAX_LAYER_BYTES", 1_500_000)
     run = recorded(tmp_path)
     k = replay_kernels(run, ServerPlan(run.scenario), "cpu", kernels=Spy(), clock_ns=ticking())
     assert (k.steps.tolist(), k.left_out) == ([1], 1)

@@ -13,18 +13,10 @@ import pytest
 from hbmtwin.kernels.profile import model_quantities, outside, parse_profile
 from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim.catalog import device, model
-from hbmtwin.validation import served_run_fit
-from hbmtwin.validation.served_run import (
-    Interval,
-    ServedRun,
-    ServedRunError,
-    ServerSettings,
-    read_served_run,
-    read_time_series,
-)
-from hbmtwin.validation.served_run_fit import fit_engine_log, fit_intervals
-from hbmtwin.validation.served_run_log import read_engine_log
-from hbmtwin.validation.served_run_replay import (
+from hbmtwin.validation.served_runs import fit as served_run_fit
+from hbmtwin.validation.served_runs.fit import fit_engine_log, fit_intervals
+from hbmtwin.validation.served_runs.log import read_engine_log
+from hbmtwin.validation.served_runs.replay import (
     Times,
     curve_errors,
     from_second,
@@ -36,7 +28,15 @@ from hbmtwin.validation.served_run_replay import (
     simulated_generation,
     simulated_times,
 )
-from hbmtwin.validation.served_run_steps import steps_of
+from hbmtwin.validation.served_runs.served_run import (
+    Interval,
+    ServedRun,
+    ServedRunError,
+    ServerSettings,
+    read_served_run,
+    read_time_series,
+)
+from hbmtwin.validation.served_runs.steps import steps_of
 
 SETTINGS = ServerSettings(tensor_parallel_size=2, max_num_seqs=128, max_num_batched_tokens=2048)
 CARD = device("rtx-pro-6000-server")

@@ -14,9 +14,8 @@ import pytest
 from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim.catalog import device, model
 from hbmtwin.sim.result import Result
-from hbmtwin.validation.served_run import Interval, ServedRun, read_served_run
-from hbmtwin.validation.served_run_fit import Fit, fit_intervals
-from hbmtwin.validation.served_run_replay import (
+from hbmtwin.validation.served_runs.fit import Fit, fit_intervals
+from hbmtwin.validation.served_runs.replay import (
     AIMS,
     curve_errors,
     from_second,
@@ -27,6 +26,7 @@ from hbmtwin.validation.served_run_replay import (
     simulated_curves,
     simulated_times,
 )
+from hbmtwin.validation.served_runs.served_run import Interval, ServedRun, read_served_run
 
 RUNS = Path(__file__).resolve().parents[3] / "shared" / "traces" / "served_runs"
 pytestmark = pytest.mark.skipif(not RUNS.is_dir(), reason="the recorded runs are not beside this checkout")

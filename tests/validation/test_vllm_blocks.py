@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from hbmtwin.validation.vllm_blocks import POOLS, groups_side, main, paged_side, runs
-from hbmtwin.validation.vllm_comparison import Comparison
-from hbmtwin.validation.vllm_planted import PLANTED
-from hbmtwin.validation.vllm_planted_groups import PLANTED_GROUPS
-from hbmtwin.validation.vllm_source import REAL, NoVllm, StubCalled, unpacked, vllm_core
-from hbmtwin.validation.vllm_traffic import Traffic, cut, token_ids
+from hbmtwin.validation.vllm.blocks import POOLS, groups_side, main, paged_side, runs
+from hbmtwin.validation.vllm.comparison import Comparison
+from hbmtwin.validation.vllm.planted import PLANTED
+from hbmtwin.validation.vllm.planted_groups import PLANTED_GROUPS
+from hbmtwin.validation.vllm.source import REAL, NoVllm, StubCalled, unpacked, vllm_core
+from hbmtwin.validation.vllm.traffic import Traffic, cut, token_ids
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "validate_paged"
 

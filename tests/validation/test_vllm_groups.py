@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.validation.vllm_blocks import POOLS
-from hbmtwin.validation.vllm_comparison import Comparison
-from hbmtwin.validation.vllm_manager import Vllm
-from hbmtwin.validation.vllm_source import unpacked, vllm_core
-from hbmtwin.validation.vllm_traffic import Traffic
+from hbmtwin.validation.vllm.blocks import POOLS
+from hbmtwin.validation.vllm.comparison import Comparison
+from hbmtwin.validation.vllm.manager import Vllm
+from hbmtwin.validation.vllm.source import unpacked, vllm_core
+from hbmtwin.validation.vllm.traffic import Traffic
 
 from ..allocators.groups_model import NaiveGroups
 from ..allocators.groups_planted import MISTAKES

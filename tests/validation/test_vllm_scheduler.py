@@ -14,15 +14,15 @@ import pytest
 
 from hbmtwin.allocators.kv_groups import KVGroup
 from hbmtwin.sim.schedulers.vllm import VllmScheduler
-from hbmtwin.validation.vllm_groups import chunked, full, mamba, window
-from hbmtwin.validation.vllm_planted_steps import PLANTED_STEPS
-from hbmtwin.validation.vllm_scheduler import SERVERS, main, runs
-from hbmtwin.validation.vllm_sides import Pool
-from hbmtwin.validation.vllm_source import unpacked, vllm_core
-from hbmtwin.validation.vllm_steps import Server, Steps, StepsDiffer
-from hbmtwin.validation.vllm_steps_ours import OurScheduler
-from hbmtwin.validation.vllm_steps_traffic import Requests, blocks_alone
-from hbmtwin.validation.vllm_steps_vllm import VllmOwnScheduler
+from hbmtwin.validation.vllm.groups import chunked, full, mamba, window
+from hbmtwin.validation.vllm.planted_steps import PLANTED_STEPS
+from hbmtwin.validation.vllm.scheduler import SERVERS, main, runs
+from hbmtwin.validation.vllm.sides import Pool
+from hbmtwin.validation.vllm.source import unpacked, vllm_core
+from hbmtwin.validation.vllm.steps import Server, Steps, StepsDiffer
+from hbmtwin.validation.vllm.steps_ours import OurScheduler
+from hbmtwin.validation.vllm.steps_traffic import Requests, blocks_alone
+from hbmtwin.validation.vllm.steps_vllm import VllmOwnScheduler
 from hbmtwin.workloads.records import Request
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "validate_paged"
@@ -51,8 +51,8 @@ def test_the_script_runs_the_blocks_or_the_scheduler(tmp_path: Path) -> None:
         environment = os.environ | {"PYTHON": str(python)}
         return subprocess.run([SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert said("--seed", "3") == "-P -m hbmtwin.validation.vllm_blocks --seed 3\n"
-    assert said("--scheduler", "--seed", "3") == "-P -m hbmtwin.validation.vllm_scheduler --seed 3\n"
+    assert said("--seed", "3") == "-P -m hbmtwin.validation.vllm.blocks --seed 3\n"
+    assert said("--scheduler", "--seed", "3") == "-P -m hbmtwin.validation.vllm.scheduler --seed 3\n"
 
 
 def test_every_rule_has_a_server_that_shows_it() -> None:

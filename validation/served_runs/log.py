@@ -20,7 +20,7 @@ from hbmtwin.sim.explain.clean import clean
 from hbmtwin.sim.explain.decode import decode
 from hbmtwin.sim.explain.engine_errors import read as read_engine
 from hbmtwin.sim.explain.findings import Finding
-from hbmtwin.validation.served_run import Interval, ServedRunError
+from hbmtwin.validation.served_runs.served_run import Interval, ServedRunError
 
 LOG_SECONDS = 10.0
 """VLLM_LOG_STATS_INTERVAL's default."""

@@ -33,9 +33,9 @@ from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.roofline import RooflineCost
 from hbmtwin.sim.catalog import device_figures
 from hbmtwin.sim.kv_layout import kv_layout
-from hbmtwin.validation.served_run import Interval, ServedRunError, ServerSettings, read_served_run
-from hbmtwin.validation.served_run_log import read_engine_log
-from hbmtwin.validation.served_run_steps import Steps, steps_of
+from hbmtwin.validation.served_runs.log import read_engine_log
+from hbmtwin.validation.served_runs.served_run import Interval, ServedRunError, ServerSettings, read_served_run
+from hbmtwin.validation.served_runs.steps import Steps, steps_of
 
 FITTED = (
     "weight_bandwidth_efficiency",

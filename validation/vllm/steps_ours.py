@@ -9,8 +9,8 @@ from hbmtwin.allocators.paged_groups import PagedGroupsPolicy
 from hbmtwin.allocators.records import Release
 from hbmtwin.sim.scheduler import Plan, SchedulerConfig
 from hbmtwin.sim.schedulers.vllm import VllmScheduler
-from hbmtwin.validation.vllm_policies import GroupsSide, PagedSide, PolicySide, groups_policy, paged_policy
-from hbmtwin.validation.vllm_steps import Computed, Scheduled, Server
+from hbmtwin.validation.vllm.policies import GroupsSide, PagedSide, PolicySide, groups_policy, paged_policy
+from hbmtwin.validation.vllm.steps import Computed, Scheduled, Server
 from hbmtwin.workloads.records import Request
 
 

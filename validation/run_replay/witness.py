@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hbmtwin.sim.server_memory import ServerMemory
 from hbmtwin.validation.emulated.records import RealRun
-from hbmtwin.validation.run_replay_source import RecordedRun
+from hbmtwin.validation.run_replay.source import RecordedRun
 
 Ints = NDArray[np.int64]
 

@@ -1,6 +1,6 @@
 """A process that does a run's operations on a device with the attention of its layers between them.
 
-``python -P -m hbmtwin.validation.run_replay_worker npu|cuda FOLDER``, as :mod:`hbmtwin.validation.device_worker`.
+``python -P -m hbmtwin.validation.run_replay.worker npu|cuda FOLDER``, as :mod:`hbmtwin.validation.device_worker`.
 
 ::
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from hbmtwin.validation.device_worker import ABOUT, DeviceRun, open_device
 from hbmtwin.validation.emulated.job import JOB, Job
-from hbmtwin.validation.run_replay import fraction_of
+from hbmtwin.validation.run_replay.run_replay import fraction_of
 
 LAUNCHES = "launches.json"
 SAMPLES = "samples.npz"
@@ -87,7 +87,7 @@ def main(kernels: Callable[[str, Launches], Kernels] | None = None) -> None:
 
 
 def _own_kernels(backend: str, launches: Launches) -> Kernels:
-    from hbmtwin.validation.run_replay_kernels import SampledKernels
+    from hbmtwin.validation.run_replay.kernels import SampledKernels
 
     return SampledKernels(Path(launches.directory), backend, launches.max_steps)
 

@@ -22,7 +22,7 @@ import numpy as np
 from hbmtwin.kernels.activations import ActivationModel, Instruction, StepProgram
 from hbmtwin.kernels.records import BatchShape
 from hbmtwin.sim.forward import Activations
-from hbmtwin.validation.run_replay_source import RecordedRun, TraceRows
+from hbmtwin.validation.run_replay.source import RecordedRun, TraceRows
 
 
 class Pass(NamedTuple):

@@ -12,8 +12,8 @@ from hbmtwin.allocators.paged_groups import PagedGroupsConfig, PagedGroupsPolicy
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.allocators.prefix_cache import CacheEvent, PrefixStats
 from hbmtwin.allocators.records import Granted, KVLayout, KVSequence, KVUsage, Refused, Release
-from hbmtwin.validation.vllm_groups import PAGE_BYTES
-from hbmtwin.validation.vllm_sides import Event, Pool, Tables
+from hbmtwin.validation.vllm.groups import PAGE_BYTES
+from hbmtwin.validation.vllm.sides import Event, Pool, Tables
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1)
 ARENA_BYTES = 64 << 20

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hbmtwin.validation.allocator import difference_dict
-from hbmtwin.validation.run_replay import MemoryReplay
-from hbmtwin.validation.run_replay_errors import ErrorRow, error_row
-from hbmtwin.validation.run_replay_kernels import KernelReplay
+from hbmtwin.validation.run_replay.errors import ErrorRow, error_row
+from hbmtwin.validation.run_replay.kernels import KernelReplay
+from hbmtwin.validation.run_replay.run_replay import MemoryReplay
 
 
 @dataclass(frozen=True)

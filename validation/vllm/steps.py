@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from hbmtwin.validation.vllm_sides import Pool, Tables
+from hbmtwin.validation.vllm.sides import Pool, Tables
 from hbmtwin.workloads.records import Request
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from hbmtwin.allocators.records import KVSequence, Release
-from hbmtwin.validation.vllm_sides import Leaping, Pool, Side
+from hbmtwin.validation.vllm.sides import Leaping, Pool, Side
 
 QUEUE_EVERY = 50
 """Operations between two comparisons of the whole free queue."""

@@ -1,8 +1,8 @@
 """A run's operations and its layers' attention on a device, in the order of the forward passes: what came of it.
 
-The places come from :mod:`hbmtwin.validation.run_replay_program`: of each pass the row in front of which a layer's
+The places come from :mod:`hbmtwin.validation.run_replay.program`: of each pass the row in front of which a layer's
 attention runs, behind the growth of its KV and its workspace's neighbours. The process is
-:mod:`hbmtwin.validation.run_replay_worker`.
+:mod:`hbmtwin.validation.run_replay.worker`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable
 from hbmtwin.validation.emulated.job import Job
-from hbmtwin.validation.run_replay import MemoryReplay, Setup, case_of
-from hbmtwin.validation.run_replay_kernels import NoKernels
-from hbmtwin.validation.run_replay_source import RecordedRun
-from hbmtwin.validation.run_replay_witness import Check
-from hbmtwin.validation.run_replay_worker import HELD, NO_ROOM, SAMPLES, Launches
+from hbmtwin.validation.run_replay.kernels import NoKernels
+from hbmtwin.validation.run_replay.run_replay import MemoryReplay, Setup, case_of
+from hbmtwin.validation.run_replay.source import RecordedRun
+from hbmtwin.validation.run_replay.witness import Check
+from hbmtwin.validation.run_replay.worker import HELD, NO_ROOM, SAMPLES, Launches
 
-WORKER = (sys.executable, "-P", "-m", "hbmtwin.validation.run_replay_worker")
+WORKER = (sys.executable, "-P", "-m", "hbmtwin.validation.run_replay.worker")
 COMPARED = HELD[:3]
 """Free bytes of a device depend on other processes."""
 

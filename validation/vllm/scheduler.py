@@ -18,14 +18,14 @@ from typing import Any, Literal, NamedTuple
 
 from hbmtwin.allocators.kv_groups import KVGroup
 from hbmtwin.sim.schedulers.vllm import VllmScheduler
-from hbmtwin.validation.vllm_groups import chunked, full, mamba, window
-from hbmtwin.validation.vllm_planted_steps import PLANTED_STEPS
-from hbmtwin.validation.vllm_sides import Pool
-from hbmtwin.validation.vllm_source import VERSION, NoVllm, StubCalled, unpacked, vllm_core
-from hbmtwin.validation.vllm_steps import Server, Steps
-from hbmtwin.validation.vllm_steps_ours import OurScheduler
-from hbmtwin.validation.vllm_steps_traffic import Requests
-from hbmtwin.validation.vllm_steps_vllm import VllmOwnScheduler
+from hbmtwin.validation.vllm.groups import chunked, full, mamba, window
+from hbmtwin.validation.vllm.planted_steps import PLANTED_STEPS
+from hbmtwin.validation.vllm.sides import Pool
+from hbmtwin.validation.vllm.source import VERSION, NoVllm, StubCalled, unpacked, vllm_core
+from hbmtwin.validation.vllm.steps import Server, Steps
+from hbmtwin.validation.vllm.steps_ours import OurScheduler
+from hbmtwin.validation.vllm.steps_traffic import Requests
+from hbmtwin.validation.vllm.steps_vllm import VllmOwnScheduler
 
 STEPS = 100_000
 POLICIES: tuple[Literal["fcfs", "priority"], ...] = ("fcfs", "priority")

@@ -27,7 +27,7 @@ from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_plan import ServerPlan
-from hbmtwin.validation.served_run import Interval, ServedRun, ServedRunError
+from hbmtwin.validation.served_runs.served_run import Interval, ServedRun, ServedRunError
 
 AIMS = {
     "makespan_s": 0.05,

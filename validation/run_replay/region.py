@@ -18,7 +18,7 @@ from hbmtwin.allocators.contract import DeviceAllocator
 from hbmtwin.allocators.driver import HbmDriver
 from hbmtwin.allocators.pooled import PooledAllocator, PooledConfig
 from hbmtwin.sim.replay import replay
-from hbmtwin.validation.run_replay_witness import Check
+from hbmtwin.validation.run_replay.witness import Check
 from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 MODELLED_FITS = ("best", "first", "worst")

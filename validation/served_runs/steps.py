@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hbmtwin.kernels.records import BatchShape, CostModel
-from hbmtwin.validation.served_run import Interval, ServedRunError, ServerSettings
+from hbmtwin.validation.served_runs.served_run import Interval, ServedRunError, ServerSettings
 
 
 class Steps(NamedTuple):

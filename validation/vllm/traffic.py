@@ -18,8 +18,8 @@ from pathlib import Path
 
 from hbmtwin.allocators.records import KVSequence, Release, Span
 from hbmtwin.sim.schedulers.aligned_chunks import aligned_chunk
-from hbmtwin.validation.vllm_comparison import Asked, Comparison, Differs, Found
-from hbmtwin.validation.vllm_sides import Pool
+from hbmtwin.validation.vllm.comparison import Asked, Comparison, Differs, Found
+from hbmtwin.validation.vllm.sides import Pool
 
 STREAM_TOKENS = 1_000_000
 """Token ids of one stream: position + this many times the stream."""

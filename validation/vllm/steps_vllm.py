@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from hbmtwin.validation.vllm_manager import cache_of
-from hbmtwin.validation.vllm_sides import Pool, Tables
-from hbmtwin.validation.vllm_steps import Computed, Scheduled, Server
+from hbmtwin.validation.vllm.manager import cache_of
+from hbmtwin.validation.vllm.sides import Pool, Tables
+from hbmtwin.validation.vllm.steps import Computed, Scheduled, Server
 from hbmtwin.workloads.records import Request
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from hbmtwin.allocators.kv_groups import GroupKind, KVGroup, MambaMode
-from hbmtwin.validation.vllm_sides import Pool
+from hbmtwin.validation.vllm.sides import Pool
 
 PAGE_BYTES = 960
 """Of a block in one layer: divides by every block size used here."""

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hbmtwin.allocators.kv_groups import KVGroup
-from hbmtwin.validation.vllm_sides import Pool
-from hbmtwin.validation.vllm_steps import Server, Steps, StepsDiffer
-from hbmtwin.validation.vllm_traffic import cut, spans_tokens, token_ids
+from hbmtwin.validation.vllm.sides import Pool
+from hbmtwin.validation.vllm.steps import Server, Steps, StepsDiffer
+from hbmtwin.validation.vllm.traffic import cut, spans_tokens, token_ids
 from hbmtwin.workloads.records import Request, Span, merge_spans, output_stream
 
 REMEMBERED = 12

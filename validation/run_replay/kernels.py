@@ -33,10 +33,10 @@ from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.kernels.roofline import RooflineCost
 from hbmtwin.sim.catalog.device_table import devices_called
 from hbmtwin.sim.server_plan import ServerPlan
-from hbmtwin.validation.run_replay_errors import ErrorRow, error_row
-from hbmtwin.validation.run_replay_program import batch_shape
-from hbmtwin.validation.run_replay_sampling import Batch, StepKind, sample
-from hbmtwin.validation.run_replay_source import RecordedRun, load_run
+from hbmtwin.validation.run_replay.errors import ErrorRow, error_row
+from hbmtwin.validation.run_replay.program import batch_shape
+from hbmtwin.validation.run_replay.sampling import Batch, StepKind, sample
+from hbmtwin.validation.run_replay.source import RecordedRun, load_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -340,7 +340,7 @@ class LayerCalls:
 
 
 class SampledKernels:
-    """The attention of a result's sampled steps, for :mod:`hbmtwin.validation.run_replay_worker`."""
+    """The attention of a result's sampled steps, for :mod:`hbmtwin.validation.run_replay.worker`."""
 
     def __init__(self, directory: Path, backend: str, max_steps: int) -> None:
         run = load_run(directory, trace=False)

@@ -21,17 +21,17 @@ from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.allocator import EmulatedBackend
 from hbmtwin.validation.device import DeviceBackend
 from hbmtwin.validation.emulated import EmulatedNpu
-from hbmtwin.validation.run_replay import MemoryReplay, replay_memory, set_up
-from hbmtwin.validation.run_replay_interleaved import interleave
-from hbmtwin.validation.run_replay_kernels import (
+from hbmtwin.validation.run_replay.interleaved import interleave
+from hbmtwin.validation.run_replay.kernels import (
     MAX_STEPS,
     KernelReplay,
     NoKernels,
     check_attention,
     replay_kernels,
 )
-from hbmtwin.validation.run_replay_report import RunReplay
-from hbmtwin.validation.run_replay_source import MAX_DEVICE_OPERATIONS, MAX_OPERATIONS, load_run
+from hbmtwin.validation.run_replay.report import RunReplay
+from hbmtwin.validation.run_replay.run_replay import MemoryReplay, replay_memory, set_up
+from hbmtwin.validation.run_replay.source import MAX_DEVICE_OPERATIONS, MAX_OPERATIONS, load_run
 
 BackendName = Literal["emulated", "cpu", "cuda", "npu"]
 

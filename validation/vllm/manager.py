@@ -15,7 +15,7 @@ from typing import Any
 
 from hbmtwin.allocators.kv_groups import KVGroup
 from hbmtwin.allocators.records import KVSequence, Release
-from hbmtwin.validation.vllm_sides import Event, Pool, Tables
+from hbmtwin.validation.vllm.sides import Event, Pool, Tables
 
 
 class Vllm:

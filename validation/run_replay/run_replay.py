@@ -8,7 +8,7 @@
                                                                                      |  every witness is held to them
 
 Three parties must agree: our allocator on the trace and the real one, number by number; the trace and the forward
-program (:mod:`hbmtwin.validation.run_replay_program`); and the books that the run itself wrote and what the real one
+program (:mod:`hbmtwin.validation.run_replay.program`); and the books that the run itself wrote and what the real one
 held. An operation that is lost, has another size or stands elsewhere is told by at least one of them.
 """
 
@@ -31,10 +31,10 @@ from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.allocator import Backend, Case, CaseReport, validate
 from hbmtwin.validation.emulated import NpuSettings, RealRun
 from hbmtwin.validation.emulated.records import OUTCOMES
-from hbmtwin.validation.run_replay_program import Misplaced, Pass, passes, stray_frees
-from hbmtwin.validation.run_replay_region import RegionState, hold_region
-from hbmtwin.validation.run_replay_source import RecordedRun
-from hbmtwin.validation.run_replay_witness import Check, Held, witnesses
+from hbmtwin.validation.run_replay.program import Misplaced, Pass, passes, stray_frees
+from hbmtwin.validation.run_replay.region import RegionState, hold_region
+from hbmtwin.validation.run_replay.source import RecordedRun
+from hbmtwin.validation.run_replay.witness import Check, Held, witnesses
 from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
 SERIES = ("reserved", "allocated", "requested", "driver_free")

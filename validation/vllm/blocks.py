@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hbmtwin.validation.vllm_comparison import Comparison
-from hbmtwin.validation.vllm_groups import GROUP_POOLS, full
-from hbmtwin.validation.vllm_manager import Vllm
-from hbmtwin.validation.vllm_planted import PLANTED, plant
-from hbmtwin.validation.vllm_planted_groups import PLANTED_GROUPS, plant_groups
-from hbmtwin.validation.vllm_policies import GroupsSide, PagedSide, PolicySide, groups_policy, paged_policy
-from hbmtwin.validation.vllm_sides import Pool
-from hbmtwin.validation.vllm_source import VERSION, NoVllm, StubCalled, unpacked, vllm_core
-from hbmtwin.validation.vllm_traffic import Traffic
+from hbmtwin.validation.vllm.comparison import Comparison
+from hbmtwin.validation.vllm.groups import GROUP_POOLS, full
+from hbmtwin.validation.vllm.manager import Vllm
+from hbmtwin.validation.vllm.planted import PLANTED, plant
+from hbmtwin.validation.vllm.planted_groups import PLANTED_GROUPS, plant_groups
+from hbmtwin.validation.vllm.policies import GroupsSide, PagedSide, PolicySide, groups_policy, paged_policy
+from hbmtwin.validation.vllm.sides import Pool
+from hbmtwin.validation.vllm.source import VERSION, NoVllm, StubCalled, unpacked, vllm_core
+from hbmtwin.validation.vllm.traffic import Traffic
 
 OPERATIONS = 160_000
 
