@@ -55,8 +55,12 @@ COEFFICIENTS: Mapping[str, tuple[float, float]] = {
 }
 """Fields of a device that a profile may set, and what they may be. An efficiency may be above 1: of a CPU whose cache
 is faster than its memory."""
-MEMORY = ("context_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes")
-"""Bytes of one rank that were measured, in the words of the memory budget."""
+MEMORY = (
+    *("context_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes"),
+    *("workspace_bytes", "graph_step_bytes"),
+)
+"""Bytes of one rank that were measured: in the words of the memory budget, and of a benchmark's kernels. The last two
+take the place of no term: an engine's terms hold more than one kernel's workspace and one step's graph."""
 BATCH_QUANTITIES = ("step_tokens", "prefill_tokens", "prefill_context_tokens", "decode_count", "kv_read_tokens")
 """Of a step: tokens computed; of them in prompts; the longest context that a prompt goes on from, its new tokens among
 it; sequences that decode; tokens that these read."""

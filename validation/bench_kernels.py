@@ -23,6 +23,7 @@ import numpy as np
 from hbmtwin.kernels.attention.backends import kernels_for, load
 from hbmtwin.kernels.attention.interface import AttentionKernels, Backend, Kind
 from hbmtwin.kernels.records import ModelShape
+from hbmtwin.validation.bench_memory import Meter, meter_of, no_figures
 from hbmtwin.validation.bench_records import DTYPE_BYTES, Bench, BenchError, Case, Point
 from hbmtwin.validation.small_decoder import (
     Layer,
@@ -110,6 +111,7 @@ def run_bench(
     threads: int = 0,
     rounds: int = ROUNDS,
     timer: Timer | None = None,
+    meter: Meter | None = None,
     done: Callable[[str], None] | None = None,
 ) -> Bench:
     """Time the *cases*. *threads* of a CPU are set for as long as it takes; 0: as torch has them.
@@ -120,18 +122,23 @@ def run_bench(
     torch = load(backend)
     kernels = kernels_for(backend, kind)
     with _threads(torch, threads), torch.inference_mode():
-        timer = timer or timer_of(torch, backend)
+        timer, meter = timer or timer_of(torch, backend), meter or meter_of(torch, backend)
         operands = _Operands(torch, kernels, dtype, POOL_BYTES[backend])
         samples: dict[Case, list[float]] = {case: [] for case in cases}
         for _ in range(rounds):
             for case in samples:
                 try:
-                    samples[case] += _samples(operands.call_of(case), timer)
+                    call = operands.call_of(case)
+                    if meter is not None:
+                        meter.watch(case.op, call)
+                    samples[case] += _samples(call, timer)
                 except (RuntimeError, MemoryError) as error:  # torch's, of memory above all
                     what = (str(error) or type(error).__name__).strip().splitlines()[0]
                     raise BenchError(f"{case}: {what}; take smaller sizes, or leave it out of the grid") from error
                 if done is not None:
                     done(str(case))
+        if meter is not None and (steps := [case for case in samples if case.op == "step"]):
+            meter.capture(operands.call_of(steps[-1]))  # behind all times: a capture that fails spoils none
         return Bench(
             backend=backend,
             kernels=kernels.name,
@@ -141,6 +148,7 @@ def run_bench(
             torch=str(torch.__version__),
             clock=timer.clock,
             points=tuple(_point(case, found) for case, found in samples.items()),
+            memory=no_figures() if meter is None else meter.figures(),
         )
 
 

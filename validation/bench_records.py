@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from hbmtwin.kernels.attention.interface import Backend
 from hbmtwin.kernels.checked_json import MAX_FILE_BYTES, JsonRefused, JsonTable, parse_json, short
+from hbmtwin.kernels.profile import CONFIDENCE, MAX_BYTES
 
 Op = Literal["copy", "matmul", "layer", "prefill", "decode", "paged_decode", "step"]
 OPS: tuple[Op, ...] = get_args(Op)
@@ -36,6 +37,9 @@ MAX_CASE_BYTES = 16 << 30
 MAX_POINTS = 100_000
 
 _HEAD = ("backend", "kernels", "device", "dtype", "torch", "clock")
+MEMORY_FIGURES = ("context_bytes", "workspace_bytes", "graph_step_bytes", "communicator_bytes")
+"""What is measured of a device's memory: see :mod:`hbmtwin.validation.bench_memory`."""
+MAX_HOW = 400
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 SIZES: Mapping[Op, tuple[str, ...]] = {
     "copy": ("bytes",),
@@ -98,6 +102,19 @@ class Point(NamedTuple):
     runs: int
 
 
+class MemoryFigure(NamedTuple):
+    """Bytes that a device takes besides tensors."""
+
+    name: str
+    """One of :data:`MEMORY_FIGURES`."""
+    bytes: int | None
+    """None: not measured."""
+    how: str
+    """It was measured, or why not."""
+    confidence: str
+    """``H``, ``M`` or ``L``; empty where there is none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """A benchmark's points, and where they come from."""
@@ -113,6 +130,8 @@ class Bench:
     clock: str
     """What times were taken by: ``events``, ``wall``, ``thread``."""
     points: tuple[Point, ...]
+    memory: tuple[MemoryFigure, ...] = ()
+    """Empty: nothing was said of it, as in files of before."""
 
     @property
     def dtype_bytes(self) -> int:
@@ -129,6 +148,7 @@ class Bench:
             "format": FORMAT,
             **{name: getattr(self, name) for name in _HEAD},
             "threads": self.threads,
+            **({"memory": [figure._asdict() for figure in self.memory]} if self.memory else {}),
             "points": [
                 {"op": p.case.op, **p.case.named(), **{k: v for k, v in p._asdict().items() if k != "case"}}
                 for p in self.points
@@ -224,12 +244,35 @@ def _bench_of(root: JsonTable) -> Bench:
     if (threads := root.take("threads", int)) < 0:
         raise JsonRefused(f"threads: {threads} is below 0, which says that their number is not known")
     points = root.take("points", list)
+    memory = root.take("memory", list, default=[])
     root.end()
     if not 1 <= len(points) <= MAX_POINTS:
         raise JsonRefused(f"points: 1 to {MAX_POINTS:,} are wanted, not {len(points)}")
     return Bench(
-        **texts, threads=threads, points=tuple(_point(JsonTable(p, f"points.{i}.")) for i, p in enumerate(points))
+        **texts,
+        threads=threads,
+        points=tuple(_point(JsonTable(p, f"points.{i}.")) for i, p in enumerate(points)),
+        memory=_memory(memory),
     )
+
+
+def _memory(entries: list[Any]) -> tuple[MemoryFigure, ...]:
+    found: dict[str, MemoryFigure] = {}
+    for i, entry in enumerate(entries[: len(MEMORY_FIGURES) + 1]):
+        table = JsonTable(entry, f"memory.{i}.")
+        name, how, confidence = (table.take(key, str) for key in ("name", "how", "confidence"))
+        size = table.take("bytes", int, type(None))
+        table.end()
+        if name not in MEMORY_FIGURES or name in found:
+            raise JsonRefused(f"memory.{i}.name: {short(name)} is told twice, or none of {', '.join(MEMORY_FIGURES)}")
+        if size is not None and not 0 <= size <= MAX_BYTES:
+            raise JsonRefused(f"memory.{i}.bytes: {short(size)} is no number of bytes of a device")
+        if confidence not in (("",) if size is None else CONFIDENCE):
+            raise JsonRefused(f"memory.{i}.confidence: {short(confidence)}; H, M or L, and empty without bytes")
+        if not how.isprintable() or len(how) > MAX_HOW:
+            raise JsonRefused(f"memory.{i}.how: at most {MAX_HOW} printable characters are wanted")
+        found[name] = MemoryFigure(name, size, how, confidence)
+    return tuple(found.values())
 
 
 def _point(table: JsonTable) -> Point:

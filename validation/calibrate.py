@@ -23,6 +23,7 @@ from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim import catalog
 from hbmtwin.validation.bench_peaks import measured_peaks
 from hbmtwin.validation.bench_records import OPS, Bench, BenchError, Op, Point, held_out
+from hbmtwin.validation.calibrate_memory import memory_of_bench
 from hbmtwin.validation.calibrate_model import (
     ATTENTION,
     BLOCKS,
@@ -127,6 +128,7 @@ def calibrate(bench: Bench, *, name: str, made: str, device: str | None = None) 
     ]
     own = errors(points, predict(fitted, points, bench.dtype_bytes))
     crossed = errors([point for point, _ in judged], [guess for _, guess in judged])
+    memory, not_measured = memory_of_bench(bench)
     profile = Profile(
         name=name,
         device=spec.name,
@@ -135,10 +137,11 @@ def calibrate(bench: Bench, *, name: str, made: str, device: str | None = None) 
         + (f", threads {bench.threads}" if bench.threads else "")
         + f", torch {bench.torch}, {bench.clock} time",
         coefficients=_coefficients(bench, spec, fitted, own),
+        memory=memory,
         validity=validity_of(points, bench.dtype_bytes),
         cross_validated_percent=round(sum(e.mape_percent * e.points for e in crossed) / len(judged), 2),
     )
-    return Calibration(profile, own, crossed, left_out)
+    return Calibration(profile, own, crossed, left_out + (not_measured if spec is not CPU else ()))
 
 
 def device_of(bench: Bench, device: str | None) -> DeviceSpec:

@@ -1,15 +1,18 @@
-"""Bytes that an engine's log says it measured at its start, for a profile.
+"""Bytes for a profile: those that an engine's log says it measured at its start, and those of a benchmark.
 
 ::
 
-    boot log --explain's readers--> activation_bytes, non_torch_bytes, graph_bytes     what it does not tell is absent
+    boot log  --explain's readers--> activation_bytes, non_torch_bytes, graph_bytes    what it does not tell is absent
+    benchmark --confidence H or M--> context_bytes, workspace_bytes, graph_step_bytes  and so is what is not trusted
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from hbmtwin.kernels.profile import MEMORY
 from hbmtwin.sim.explain.explaining import explain
+from hbmtwin.validation.bench_records import Bench
 
 MAX_LOG_BYTES = 64 << 20
 TOLD = ("activation_bytes", "non_torch_bytes", "graph_bytes")
@@ -21,3 +24,17 @@ def memory_of_log(path: Path) -> dict[str, int]:
         server = explain(file.read(MAX_LOG_BYTES)).server
     sizes = {name: server.size(name) for name in TOLD}
     return {name: size for name, size in sizes.items() if size is not None and size >= 0}
+
+
+def memory_of_bench(bench: Bench) -> tuple[dict[str, int], tuple[str, ...]]:
+    """What was measured well enough, and of the rest why it is not there."""
+    found: dict[str, int] = {}
+    left_out = []
+    for figure in bench.memory:
+        if figure.bytes is None:
+            left_out.append(f"{figure.name}: {figure.how}")
+        elif figure.confidence == "L" or figure.name not in MEMORY:
+            left_out.append(f"{figure.name}: {figure.bytes} bytes, confidence {figure.confidence}: {figure.how}")
+        else:
+            found[figure.name] = figure.bytes
+    return found, tuple(left_out)

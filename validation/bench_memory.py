@@ -1,0 +1,234 @@
+"""Bytes that a device takes besides tensors: a context, kernels' workspaces, the graph of a step.
+
+::
+
+    context      free memory | a fresh process initialises the device, and waits | free | it ends | free
+                 its drop to the second reading; in the third it is back, or others move
+    workspace    first call of an op    inside   peak of the allocator, less what was there before and what came out
+                                        outside  free memory lost, less what the allocator took of the driver
+                 second call of it      nothing more is lost, or others move
+    graph        free memory lost when a decode step is captured
+
+Operands are made before the first call, so they are no workspace. Nothing is told of a communicator: HCCL and NCCL make
+one for several ranks, and a benchmark has one. Free memory is the whole device's (``mem_get_info``): where another
+process comes or goes meanwhile, the figure is told with confidence L, and no profile takes it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+from hbmtwin.kernels.attention.backends import load
+from hbmtwin.kernels.attention.interface import Backend
+from hbmtwin.validation.bench_records import MEMORY_FIGURES, MemoryFigure, Op
+
+KERNEL_OPS: tuple[Op, ...] = ("matmul", "prefill", "decode", "paged_decode")
+"""Whose temporaries are workspace; those of a layer or a step are activations."""
+STARTS = 2
+START_S = 180.0
+SAME_BYTES = 1 << 20
+"""Contexts that differ by less are the same."""
+READY = b"ready\n"
+WORKER = (sys.executable, "-P", "-m", "hbmtwin.validation.bench_memory")
+COMMUNICATOR = "one rank has no communicator of HCCL or NCCL; `calibrate --from-engine-log` has an engine's figures"
+
+Call = Callable[[], object]
+
+
+class NotStarted(RuntimeError):
+    """The fresh process did not come up; the text says how far it came."""
+
+
+class Held(NamedTuple):
+    """What a device and its allocator hold at one time."""
+
+    free: int
+    """Of the whole device."""
+    allocated: int
+    peak: int
+    """Of ``allocated``, since it was last reset."""
+    reserved: int
+
+    def outside(self, later: Held) -> int:
+        """Bytes that the device has lost since to others than the allocator."""
+        return self.free - later.free - (later.reserved - self.reserved)
+
+
+class Workspace(NamedTuple):
+    """Of one op's first call."""
+
+    passing: int
+    """Given back when the call was done."""
+    kept: int
+    """Still in the allocator behind it."""
+    outside: int
+    """Of the driver, beside the allocator."""
+
+
+class Meter:
+    """Measures one device; *module* is ``torch.cuda`` or ``torch.npu``. *started* enters with a fresh process that has
+    the device initialised, and ends it.
+    """
+
+    def __init__(
+        self, module: Any, backend: Backend, started: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> None:
+        self._module, self._backend = module, backend
+        self._started = started or (lambda: fresh_process(backend))
+        self._workspaces: dict[Op, Workspace] = {}
+        self._quiet = True
+        self._graph = MemoryFigure("graph_step_bytes", None, "the grid has no step", "")
+        self._context = self._measured_context()
+
+    def watch(self, op: Op, call: Call) -> None:
+        """Make an op's first two calls, if it is a kernel and these are the first. Raise what they raise."""
+        if op not in KERNEL_OPS or op in self._workspaces:
+            return
+        before = self._held(reset=True)
+        output = call()
+        with_output = self._held()
+        del output
+        after = self._held()
+        self._workspaces[op] = workspace_of(before, with_output, after)
+        del before
+        again = call()
+        del again
+        self._quiet &= after.outside(self._held()) == 0
+
+    def capture(self, call: Call) -> None:
+        """Capture a warm step into a graph; where that does not work, keep why."""
+        kind = getattr(self._module, "CUDAGraph" if self._backend == "cuda" else "NPUGraph", None)
+        if kind is None:
+            self._graph = self._graph._replace(how="this torch has no graphs of the device")
+            return
+        try:
+            self._module.empty_cache()
+            first, before = self._held(), self._held()
+            graph = kind()
+            with self._module.graph(graph):
+                output = call()
+            after = self._held()
+            del output
+        except (RuntimeError, ValueError, TypeError) as refused:
+            why = (str(refused) or type(refused).__name__).strip().splitlines()[0]
+            self._graph = self._graph._replace(how=_short(f"capture did not work: {why}"))
+            return
+        lost = before.free - after.free
+        quiet = first.free == before.free and lost >= 0
+        how = "free memory lost to the capture of the grid's last decode step; an engine captures many sizes"
+        self._graph = MemoryFigure("graph_step_bytes", max(0, lost), how, "M" if quiet else "L")
+
+    def figures(self) -> tuple[MemoryFigure, ...]:
+        """All that were measured, and of the others why not."""
+        communicator = MemoryFigure("communicator_bytes", None, COMMUNICATOR, "")
+        return (self._context, self._workspace(), self._graph, communicator)
+
+    def _workspace(self) -> MemoryFigure:
+        """One stream shares what passes; what stays adds up."""
+        found = self._workspaces
+        if not found:
+            return MemoryFigure("workspace_bytes", None, "the grid has no kernel", "")
+        size = max(w.passing for w in found.values()) + sum(w.kept + w.outside for w in found.values())
+        parts = ", ".join(f"{op} {w.passing}+{w.kept}+{w.outside}" for op, w in found.items())
+        how = f"first calls, bytes passing+kept+outside the allocator: {parts}"
+        if self._backend == "npu":
+            how += f"; TASK_QUEUE_ENABLE={os.environ.get('TASK_QUEUE_ENABLE', 'not set')}"
+        return MemoryFigure("workspace_bytes", max(0, size), _short(how), "H" if self._quiet and size >= 0 else "L")
+
+    def _measured_context(self) -> MemoryFigure:
+        name, drops, apart = "context_bytes", [], 0
+        try:
+            for _ in range(STARTS):
+                before = self._free()
+                with self._started():
+                    during = self._free()
+                drops.append(before - during)
+                apart = max(apart, abs(before - self._free()))
+        except (NotStarted, OSError) as why:
+            return MemoryFigure(name, None, _short(f"no second process could use the device: {why}"), "")
+        size = min(drops)
+        if size <= 0:
+            return MemoryFigure(name, None, "free memory did not fall when another process took the device", "")
+        noise = max(apart, max(drops) - size)
+        how = (
+            f"drop of free memory while a fresh process has the device initialised, {STARTS} times; noise {noise} bytes"
+        )
+        confidence = "H" if noise < SAME_BYTES else "M" if noise * 10 <= size else "L"
+        return MemoryFigure(name, size, how, confidence)
+
+    def _free(self) -> int:
+        self._module.synchronize()
+        return int(self._module.mem_get_info()[0])
+
+    def _held(self, *, reset: bool = False) -> Held:
+        free = self._free()
+        if reset:
+            self._module.reset_peak_memory_stats()
+        stats = self._module.memory_stats()
+        allocated, peak = (int(stats.get(f"allocated_bytes.all.{at}", 0)) for at in ("current", "peak"))
+        return Held(free, allocated, peak, int(stats.get("reserved_bytes.all.current", 0)))
+
+
+def workspace_of(before: Held, with_output: Held, after: Held) -> Workspace:
+    """Of a call from what was held before it, behind it, and without its output."""
+    output = with_output.allocated - after.allocated
+    kept = after.allocated - before.allocated
+    return Workspace(with_output.peak - before.allocated - output - kept, kept, before.outside(after))
+
+
+def meter_of(torch: Any, backend: Backend) -> Meter | None:
+    """That of the backend's device; None: a CPU has none."""
+    return None if backend == "cpu" else Meter(getattr(torch, backend), backend)
+
+
+def no_figures() -> tuple[MemoryFigure, ...]:
+    """Of a CPU."""
+    return tuple(MemoryFigure(name, None, "a CPU has no device memory of its own", "") for name in MEMORY_FIGURES)
+
+
+@contextmanager
+def fresh_process(backend: Backend, command: tuple[str, ...] = WORKER) -> Iterator[None]:
+    """A process that has the device initialised and no tensor on it. Raise NotStarted, OSError."""
+    with subprocess.Popen(
+        [*command, backend], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if not select.select([process.stdout], [], [], START_S)[0]:
+                raise NotStarted(f"it was not ready in {START_S:.0f} s")
+            if process.stdout.read(len(READY)) != READY:
+                raise NotStarted("it ended before the device was initialised")
+            yield
+            process.stdin.close()
+            process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            raise NotStarted("it did not end") from None
+        finally:
+            process.kill()
+
+
+def main() -> None:
+    """Initialise the device, say so, and wait until standard input ends. Argument: the backend."""
+    backend: Any = sys.argv[1]
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    module = getattr(load(backend), backend)
+    module.synchronize()
+    module.mem_get_info()
+    os.write(answers, READY)
+    sys.stdin.read()
+
+
+def _short(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)[:300]
+
+
+if __name__ == "__main__":
+    main()
