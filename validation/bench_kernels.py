@@ -123,7 +123,7 @@ def run_bench(
     kernels = kernels_for(backend, kind)
     with _threads(torch, threads), torch.inference_mode():
         timer, meter = timer or timer_of(torch, backend), meter or meter_of(torch, backend)
-        operands = _Operands(torch, kernels, dtype, POOL_BYTES[backend])
+        operands = operands_of(torch, kernels, dtype, backend)
         samples: dict[Case, list[float]] = {case: [] for case in cases}
         for _ in range(rounds):
             for case in samples:
@@ -138,7 +138,7 @@ def run_bench(
                 if done is not None:
                     done(str(case))
         if meter is not None and (steps := [case for case in samples if case.op == "step"]):
-            meter.capture(operands.call_of(steps[-1]))  # behind all times: a capture that fails spoils none
+            meter.capture(steps[-1], dtype)
         return Bench(
             backend=backend,
             kernels=kernels.name,
@@ -199,7 +199,12 @@ def _point(case: Case, samples: Sequence[float]) -> Point:
     return Point(case, max(1.0, median), max(1.0, low), max(1.0, high), len(samples))
 
 
-class _Operands:
+def operands_of(torch: Any, kernels: AttentionKernels, dtype: str, backend: Backend) -> Operands:
+    """Over a pool of the backend's size."""
+    return Operands(torch, kernels, dtype, POOL_BYTES[backend])
+
+
+class Operands:
     """What cases compute on: views of one pool of random values, so that the next call finds nothing in a cache."""
 
     def __init__(self, torch: Any, kernels: AttentionKernels, dtype: str, pool_bytes: int) -> None:

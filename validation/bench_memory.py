@@ -16,17 +16,19 @@ process comes or goes meanwhile, the figure is told with confidence L, and no pr
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from hbmtwin.kernels.attention.backends import load
 from hbmtwin.kernels.attention.interface import Backend
-from hbmtwin.validation.bench_records import MEMORY_FIGURES, MemoryFigure, Op
+from hbmtwin.validation.bench_records import MEMORY_FIGURES, Case, MemoryFigure, Op
 
 KERNEL_OPS: tuple[Op, ...] = ("matmul", "prefill", "decode", "paged_decode")
 """Whose temporaries are workspace; those of a layer or a step are activations."""
@@ -35,6 +37,9 @@ START_S = 180.0
 SAME_BYTES = 1 << 20
 """Contexts that differ by less are the same."""
 READY = b"ready\n"
+CAPTURER = (sys.executable, "-P", "-m", "hbmtwin.validation.bench_capture")
+ANSWER = "graph "
+"""Begins the capturing process's line; torch and CANN print others."""
 WORKER = (sys.executable, "-P", "-m", "hbmtwin.validation.bench_memory")
 COMMUNICATOR = "one rank has no communicator of HCCL or NCCL; `calibrate --from-engine-log` has an engine's figures"
 
@@ -73,13 +78,18 @@ class Workspace(NamedTuple):
 
 class Meter:
     """Measures one device; *module* is ``torch.cuda`` or ``torch.npu``. *started* enters with a fresh process that has
-    the device initialised, and ends it.
+    the device initialised, and ends it; *captured* captures a step's case with operands of a dtype.
     """
 
     def __init__(
-        self, module: Any, backend: Backend, started: Callable[[], AbstractContextManager[None]] | None = None
+        self,
+        module: Any,
+        backend: Backend,
+        started: Callable[[], AbstractContextManager[None]] | None = None,
+        captured: Callable[[Case, str], MemoryFigure] | None = None,
     ) -> None:
         self._module, self._backend = module, backend
+        self._captured = captured or partial(captured_elsewhere, backend)
         self._started = started or (lambda: fresh_process(backend))
         self._workspaces: dict[Op, Workspace] = {}
         self._quiet = True
@@ -101,28 +111,9 @@ class Meter:
         del again
         self._quiet &= after.outside(self._held()) == 0
 
-    def capture(self, call: Call) -> None:
-        """Capture a warm step into a graph; where that does not work, keep why."""
-        kind = getattr(self._module, "CUDAGraph" if self._backend == "cuda" else "NPUGraph", None)
-        if kind is None:
-            self._graph = self._graph._replace(how="this torch has no graphs of the device")
-            return
-        try:
-            self._module.empty_cache()
-            first, before = self._held(), self._held()
-            graph = kind()
-            with self._module.graph(graph):
-                output = call()
-            after = self._held()
-            del output
-        except (RuntimeError, ValueError, TypeError) as refused:
-            why = (str(refused) or type(refused).__name__).strip().splitlines()[0]
-            self._graph = self._graph._replace(how=_short(f"capture did not work: {why}"))
-            return
-        lost = before.free - after.free
-        quiet = first.free == before.free and lost >= 0
-        how = "free memory lost to the capture of the grid's last decode step; an engine captures many sizes"
-        self._graph = MemoryFigure("graph_step_bytes", max(0, lost), how, "M" if quiet else "L")
+    def capture(self, case: Case, dtype: str) -> None:
+        """Have a step captured into a graph; where that does not work, keep why."""
+        self._graph = self._captured(case, dtype)
 
     def figures(self) -> tuple[MemoryFigure, ...]:
         """All that were measured, and of the others why not."""
@@ -139,7 +130,7 @@ class Meter:
         how = f"first calls, bytes passing+kept+outside the allocator: {parts}"
         if self._backend == "npu":
             how += f"; TASK_QUEUE_ENABLE={os.environ.get('TASK_QUEUE_ENABLE', 'not set')}"
-        return MemoryFigure("workspace_bytes", max(0, size), _short(how), "H" if self._quiet and size >= 0 else "L")
+        return MemoryFigure("workspace_bytes", max(0, size), shortened(how), "H" if self._quiet and size >= 0 else "L")
 
     def _measured_context(self) -> MemoryFigure:
         name, drops, apart = "context_bytes", [], 0
@@ -151,7 +142,7 @@ class Meter:
                 drops.append(before - during)
                 apart = max(apart, abs(before - self._free()))
         except (NotStarted, OSError) as why:
-            return MemoryFigure(name, None, _short(f"no second process could use the device: {why}"), "")
+            return MemoryFigure(name, None, shortened(f"no second process could use the device: {why}"), "")
         size = min(drops)
         if size <= 0:
             return MemoryFigure(name, None, "free memory did not fall when another process took the device", "")
@@ -163,16 +154,26 @@ class Meter:
         return MemoryFigure(name, size, how, confidence)
 
     def _free(self) -> int:
-        self._module.synchronize()
-        return int(self._module.mem_get_info()[0])
+        return free_bytes(self._module)
 
     def _held(self, *, reset: bool = False) -> Held:
-        free = self._free()
-        if reset:
-            self._module.reset_peak_memory_stats()
-        stats = self._module.memory_stats()
-        allocated, peak = (int(stats.get(f"allocated_bytes.all.{at}", 0)) for at in ("current", "peak"))
-        return Held(free, allocated, peak, int(stats.get("reserved_bytes.all.current", 0)))
+        return held(self._module, reset=reset)
+
+
+def free_bytes(module: Any) -> int:
+    """Of the whole device, when all that was launched is done."""
+    module.synchronize()
+    return int(module.mem_get_info()[0])
+
+
+def held(module: Any, *, reset: bool = False) -> Held:
+    """What the device of ``torch.cuda`` or ``torch.npu`` holds; *reset*: peaks count from here."""
+    free = free_bytes(module)
+    if reset:
+        module.reset_peak_memory_stats()
+    stats = module.memory_stats()
+    allocated, peak = (int(stats.get(f"allocated_bytes.all.{at}", 0)) for at in ("current", "peak"))
+    return Held(free, allocated, peak, int(stats.get("reserved_bytes.all.current", 0)))
 
 
 def workspace_of(before: Held, with_output: Held, after: Held) -> Workspace:
@@ -214,6 +215,23 @@ def fresh_process(backend: Backend, command: tuple[str, ...] = WORKER) -> Iterat
             process.kill()
 
 
+def captured_elsewhere(backend: Backend, case: Case, dtype: str, command: tuple[str, ...] = CAPTURER) -> MemoryFigure:
+    """The graph of a step, captured by a process of its own: one that a driver kills takes no times with it."""
+    task = json.dumps({"backend": backend, "dtype": dtype, "op": case.op, "sizes": case.named()})
+    name, why = "graph_step_bytes", ""
+    try:
+        done = subprocess.run([*command, task], capture_output=True, text=True, check=False, timeout=START_S)
+        lines = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
+        if lines:
+            return MemoryFigure(**json.loads(lines[-1].removeprefix(ANSWER)))
+        why = f"its process ended with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"
+    except subprocess.TimeoutExpired:
+        why = f"it took more than {START_S:.0f} s"
+    except OSError as refused:
+        why = str(refused)
+    return MemoryFigure(name, None, shortened(f"capture did not work: {why}"), "")
+
+
 def main() -> None:
     """Initialise the device, say so, and wait until standard input ends. Argument: the backend."""
     backend: Any = sys.argv[1]
@@ -226,7 +244,8 @@ def main() -> None:
     sys.stdin.read()
 
 
-def _short(text: str) -> str:
+def shortened(text: str) -> str:
+    """One line of what somebody else said."""
     return "".join(c if c.isprintable() else " " for c in text)[:300]
 
 

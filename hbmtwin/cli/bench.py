@@ -221,6 +221,9 @@ def _print_bench(bench: Bench, wall_s: float) -> None:
         f"{bench.points[0].runs} samples by {bench.clock} time; operands are in no cache. Took {wall_s:.1f} s.",
         style="dim",
     )
+    for name, size, _, confidence in bench.memory:
+        if size is not None:
+            console.print(f"{name}: {size:,} bytes (confidence {confidence}; how is in the file)", style="dim")
 
 
 def _print_calibration(done: Calibration, out: Path) -> None:
@@ -262,6 +265,8 @@ def _print_profile(profile: Profile, out: Path) -> None:
     ]
     header = ("figure", "value", "range", "residual %", "points", "trust")
     print_table(console, header, cells, words=("figure", "range", "trust"))
+    for key, size in profile.memory.items():
+        console.print(f"{key}: {size:,} bytes, measured")
     above = [key for key, c in profile.coefficients.items() if key.endswith("_efficiency") and c.low > 1]
     if above and profile.device != "cpu":
         found = f"more than the peak of {profile.device}: {', '.join(above)}; it, its ranks or the model are others"

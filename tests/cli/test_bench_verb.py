@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hbmtwin.dashboard.bench_figure import bench_figure, write_bench_page
 from hbmtwin.kernels.profile import read_profile
+from hbmtwin.validation.bench_records import MemoryFigure
 
 from ..validation.test_calibrate import bench
 from .conftest import Shell
@@ -28,6 +30,16 @@ def test_times_become_a_profile(shell: Shell, tmp_path: Path) -> None:
     told = json.loads(again.out)
     assert told["cross_validated_percent"] == profile.cross_validated_percent
     assert read_profile(tmp_path / "mine.json") == profile
+
+
+def test_measured_memory_is_in_the_profile_and_on_the_screen(shell: Shell, tmp_path: Path) -> None:
+    memory = (MemoryFigure("context_bytes", 5 << 20, "a drop", "H"), MemoryFigure("workspace_bytes", 7, "others", "L"))
+    Path("b.json").write_text(replace(bench(), memory=memory).to_json(), encoding="utf-8")
+    answer = shell("calibrate", "--from-bench", "b.json", "--out", "mine.json")
+    assert answer.code == 0, answer.err
+    assert "context_bytes: 5,242,880 bytes, measured" in answer.out
+    assert "workspace_bytes" not in answer.out
+    assert read_profile(tmp_path / "mine.json").memory == {"context_bytes": 5 << 20}
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,38 @@ from hbmtwin.kernels.attention.backends import BackendUnavailable, load
 from hbmtwin.kernels.profile import Coefficient, Profile, parse_profile
 from hbmtwin.sim import catalog
 from hbmtwin.validation import bench_memory
+from hbmtwin.validation.bench_capture import captured
 from hbmtwin.validation.bench_grid import grid_of
 from hbmtwin.validation.bench_kernels import run_bench
-from hbmtwin.validation.bench_memory import Held, Meter, NotStarted, Workspace, fresh_process, no_figures
-from hbmtwin.validation.bench_records import Bench, BenchError, MemoryFigure, Point, case, read_bench, work_of
+from hbmtwin.validation.bench_memory import (
+    Held,
+    Meter,
+    NotStarted,
+    Workspace,
+    captured_elsewhere,
+    fresh_process,
+    no_figures,
+)
+from hbmtwin.validation.bench_records import Bench, BenchError, Case, MemoryFigure, Point, case, read_bench, work_of
 from hbmtwin.validation.calibrate import calibrate
 from hbmtwin.validation.calibrate_memory import memory_of_bench
 from hbmtwin.validation.emulated import EmulatorUnavailable
 from hbmtwin.validation.emulated.build import build_emulator
 
 MIB = 1 << 20
+
+
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, **HEADS}
+CASES = (
+    case("copy", {"bytes": 4096}),
+    case("matmul", {"tokens": 3, "out_features": 16, "in_features": 32}),
+    case("layer", {"tokens": 5, **SIZES}),
+    case("prefill", {"batch": 2, "new_tokens": 3, "context_tokens": 4, **HEADS}),
+    case("decode", {"batch": 2, "context_tokens": 9, **HEADS}),
+    case("paged_decode", {"batch": 3, "context_tokens": 9, **HEADS, "block_size": 4}),
+    case("step", {"batch": 3, "context_tokens": 9, "block_size": 4, "num_layers": 2, "vocab_size": 50, **SIZES}),
+)
 
 
 class Tensor:
@@ -183,31 +205,30 @@ def test_a_context_that_cannot_be_seen_is_absent() -> None:
 
 def test_a_step_is_captured_or_why_not_is_told() -> None:
     device = FakeDevice()
-    meter = Meter(device, "cuda", device.starting(MIB, MIB))
     device.refuses_capture = "operation not permitted\nwhen stream is capturing"
-    meter.capture(Kernel(device))
-    assert meter.figures()[2].how == "capture did not work: operation not permitted"
+    assert captured(device, "cuda", Kernel(device)).how == "capture did not work: operation not permitted"
     device.refuses_capture = ""
     step = Kernel(device)
     step()
-    meter.capture(step)
-    assert meter.figures()[2][:2] == ("graph_step_bytes", 7 * MIB + 10 * MIB)
-    npu = Meter(device, "npu", device.starting(MIB, MIB))
-    npu.capture(step)
-    assert npu.figures()[2].how == "this torch has no graphs of the device"
+    assert captured(device, "cuda", step)[:2] == ("graph_step_bytes", 7 * MIB + 10 * MIB)
+    assert captured(device, "npu", step).how == "this torch has no graphs of the device"
 
 
-HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-SIZES = {"hidden_size": 32, "intermediate_size": 48, **HEADS}
-CASES = (
-    case("copy", {"bytes": 4096}),
-    case("matmul", {"tokens": 3, "out_features": 16, "in_features": 32}),
-    case("layer", {"tokens": 5, **SIZES}),
-    case("prefill", {"batch": 2, "new_tokens": 3, "context_tokens": 4, **HEADS}),
-    case("decode", {"batch": 2, "context_tokens": 9, **HEADS}),
-    case("paged_decode", {"batch": 3, "context_tokens": 9, **HEADS, "block_size": 4}),
-    case("step", {"batch": 3, "context_tokens": 9, "block_size": 4, "num_layers": 2, "vocab_size": 50, **SIZES}),
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (
+            "print('noise'); print('graph ' + json.dumps(dict(name='graph', bytes=5, how='h', confidence='M')))",
+            "h",
+        ),
+        ("sys.stderr.write('first\\nlast\\n'); os.abort()", "capture did not work: its process ended with -6: last"),
+    ],
 )
+def test_a_capture_that_kills_its_process_is_told(program: str, said: str) -> None:
+    command = (sys.executable, "-c", f"import json, os, sys; {program}")
+    figure = captured_elsewhere("npu", CASES[-1], "float16", command)
+    assert figure.how == said
+    assert figure.bytes == (5 if said == "h" else None)
 
 
 def test_a_benchmark_measures_every_kernel_and_captures_its_last_step() -> None:
@@ -217,15 +238,31 @@ def test_a_benchmark_measures_every_kernel_and_captures_its_last_step() -> None:
     except BackendUnavailable as missing:
         pytest.skip(str(missing))
     device = FakeDevice()
-    meter = Meter(device, "cuda", device.starting(300 * MIB, 300 * MIB))
+    asked: list[tuple[Case, str]] = []
+
+    def capture(step: Case, dtype: str) -> MemoryFigure:
+        asked.append((step, dtype))
+        return MemoryFigure("graph_step_bytes", 7 * MIB, "made up", "M")
+
+    meter = Meter(device, "cuda", device.starting(300 * MIB, 300 * MIB), capture)
     made = run_bench(CASES, "cpu", dtype="float32", threads=1, rounds=1, meter=meter).memory
     assert [(figure.name, figure.bytes) for figure in made[:3]] == [
         ("context_bytes", 300 * MIB),
         ("workspace_bytes", 0),
         ("graph_step_bytes", 7 * MIB),
     ]
+    assert asked == [(CASES[-1], "float32")]
     assert made[1].how.endswith(": matmul 0+0+0, prefill 0+0+0, decode 0+0+0, paged_decode 0+0+0")
     assert run_bench(CASES[:1], "cpu", dtype="float32", threads=1, rounds=1).memory == no_figures()
+
+
+def test_the_process_that_captures_makes_the_step_and_says_that_a_cpu_has_no_graphs() -> None:
+    try:
+        load("cpu")
+    except BackendUnavailable as missing:
+        pytest.skip(str(missing))
+    figure = captured_elsewhere("cpu", CASES[-1], "float32")
+    assert figure == ("graph_step_bytes", None, "this torch has no graphs of the device", "")
 
 
 def test_the_task_queue_is_told_of_an_npu(monkeypatch: pytest.MonkeyPatch) -> None:
