@@ -12,7 +12,8 @@
     generated     one token of each sequence of each step that ended in it
 
 The form is that of LLMServingSim's ``bench run`` (github.com/casys-kaist/LLMServingSim, MIT), and its reading follows
-``bench/core/stat_logger.py`` there. A log of vLLM says the same every ten seconds (:mod:`hbmtwin.validation.served_runs.log`).
+``bench/core/stat_logger.py`` there. A log of vLLM says the same every ten seconds
+(:mod:`hbmtwin.validation.served_runs.log`).
 """
 
 from __future__ import annotations
