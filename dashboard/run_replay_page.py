@@ -123,7 +123,7 @@ def memory_by_step(m: MemoryReplay) -> go.Figure:
             hoverinfo="skip",
             **place,
         )
-        figure.update_yaxes(title_text="GiB" if place["col"] == 1 else None, **place)
+        figure.update_yaxes(title_text="GiB" if place["col"] == 1 else None, rangemode="nonnegative", **place)
         figure.update_xaxes(title_text="step" if place["row"] == 2 else None, showticklabels=True, **place)
         if m.oom.step >= 0:
             figure.add_vline(x=m.oom.step, line={"color": ALARM, "width": 2, "dash": "dot"}, **place)

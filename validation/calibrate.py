@@ -56,7 +56,7 @@ CPU = DeviceSpec(
     layer_overhead_ns=0,
     step_overhead_ns=0,
     sources=dict.fromkeys(
-        ("memory_bandwidth_bytes_per_s", "peak_flops_per_s"), "a placeholder: any CPU's is in a profile of it"
+        ("memory_bandwidth_bytes_per_s", "peak_flops_per_s"), "no CPU's: every profile of one replaces it"
     ),
 )
 """What a CPU's profile is applied to. No engine's memory rules are known of it, so that no scenario can name it; its

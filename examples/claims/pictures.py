@@ -235,7 +235,7 @@ PAGES: dict[str, Callable[[], go.Figure]] = {
 
 def main(arguments: list[str]) -> int:
     """Write the pages."""
-    if len(arguments) != 1:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: python examples/claims/pictures.py DIR", file=sys.stderr)
         return 2
     directory = Path(arguments[0])
