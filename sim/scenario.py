@@ -238,6 +238,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ScenarioError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ScenarioError(f"{path}: nested too deeply for a scenario") from None
 
 
 def _flatten(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -261,6 +263,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise ScenarioError(f"--set {text}: write it as section.key=value")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
+    except RecursionError:
+        raise ScenarioError(f"--set {key}: nested too deeply for a value") from None
     except tomllib.TOMLDecodeError:
         return key, value.strip()  # a bare word needs no quotes on a command line
 

@@ -134,6 +134,15 @@ def _check_place(option: str, path: Path) -> None:
         raise UsageError(f"{option}: there is no directory {path.parent}; make it first")
 
 
+def _read(path: Path) -> Bench:
+    from hbmtwin.validation.bench_records import read_bench
+
+    try:
+        return read_bench(path)
+    except OSError as error:
+        raise Unusable(f"--from-bench: {path}: cannot be read: {error.strerror}") from None
+
+
 def _measured(backend: Side, grid: str, dtype: str, threads: int) -> Bench:
     from hbmtwin.kernels.attention.backends import BackendUnavailable
     from hbmtwin.validation.bench_grid import grid_of
@@ -146,6 +155,8 @@ def _measured(backend: Side, grid: str, dtype: str, threads: int) -> Bench:
         cases = grid_of(grid, backend.value)
     except FileNotFoundError:
         raise Unusable(f"--grid: {grid}: no such file; choose small, full, or write one") from None
+    except OSError as error:
+        raise Unusable(f"--grid: {grid}: cannot be read: {error.strerror}") from None
     except BenchError as error:
         raise Unusable(f"--grid: {error}") from None
     from hbmtwin.cli.progress import progress_of_runs
@@ -170,11 +181,11 @@ def _calibrated(
     device: str | None,
 ) -> Calibration:
     from hbmtwin.kernels.profile import ProfileError
-    from hbmtwin.validation.bench_records import BenchError, read_bench
+    from hbmtwin.validation.bench_records import BenchError
     from hbmtwin.validation.calibrate import calibrate as fit_profile
 
     try:
-        bench = read_bench(from_bench) if from_bench is not None else _measured(backend, grid, dtype, threads)
+        bench = _read(from_bench) if from_bench is not None else _measured(backend, grid, dtype, threads)
         return fit_profile(bench, name=name, made=made, device=device)
     except (BenchError, ProfileError) as error:
         raise Unusable(str(error)) from None

@@ -168,3 +168,12 @@ def test_a_request_over_max_model_len_is_rejected_by_reason_and_the_rest_served(
     summary = json.loads(answer.out)
     assert summary["requests_rejected"] == {"max_model_len": 1}
     assert summary["requests_completed"] == 2
+
+
+def test_what_is_nested_too_deeply_is_told_in_a_line(shell: Shell, tmp_path: Path) -> None:
+    deep = tmp_path / "deep.toml"
+    deep.write_text("a=" + "[" * 100_000, encoding="utf-8")
+    for verb in ("run", "fit"):
+        assert complaint(shell(verb, str(deep)), 2) == f"{deep}: nested too deeply for a scenario"
+    said = complaint(shell("run", "--set", "workload.num_prompts=" + "[" * 3000), 2)
+    assert said == "--set workload.num_prompts: nested too deeply for a value"

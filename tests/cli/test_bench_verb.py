@@ -122,3 +122,15 @@ def test_the_picture_has_every_point_and_the_same_bytes(tmp_path: Path) -> None:
     write_bench_page(b, tmp_path / "a.html")
     assert (tmp_path / "a.html").read_bytes() == first
     assert b"made up" in first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [(["calibrate", "--out", "p.json", "--from-bench"], "--from-bench"), (["bench", "kernels", "--grid"], "--grid")],
+)
+def test_a_directory_where_a_file_is_wanted_names_its_option(
+    shell: Shell, tmp_path: Path, arguments: list[str], option: str
+) -> None:
+    told = shell(*arguments, str(tmp_path))
+    assert told.code == 2
+    assert told.err == f"error: {option}: {tmp_path}: cannot be read: Is a directory\n"

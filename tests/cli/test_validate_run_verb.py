@@ -248,6 +248,8 @@ def test_another_release(shell: Shell, recorded: Recorded) -> None:
     assert "summary.json: lacks basis: written by an older release" in shell("validate", "run", result).err
     (result / "summary.json").write_text("{", encoding="utf-8")
     assert "summary.json: is damaged (" in shell("validate", "run", result).err
+    (result / "summary.json").write_text("[" * 100_000, encoding="utf-8")
+    assert "summary.json: is damaged (nested too deeply)" in shell("validate", "run", result).err
     (result / "summary.json").write_text("[1]", encoding="utf-8")
     assert "summary.json: is no summary of a run" in shell("validate", "run", result).err
 

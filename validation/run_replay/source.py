@@ -134,6 +134,8 @@ def _summary(directory: Path) -> dict[str, Any]:
             f"{directory}: not a result directory, it holds no summary.json; give the --out directory of an earlier "
             "`hbmtwin run` (of `hbmtwin compare`: one of the directories inside)"
         ) from None
+    except RecursionError:
+        raise ResultError(f"{path}: is damaged (nested too deeply); {_again(directory)}") from None
     except ValueError as error:
         raise ResultError(f"{path}: is damaged ({error}); {_again(directory)}") from None
     if not isinstance(summary, dict) or (missing := _missing(summary)):
