@@ -20,7 +20,12 @@ class Terminated(BaseException):
 
 
 def interrupted() -> int:
-    """Say so on stderr, and return the exit code."""
+    """Say so on stderr, and return the exit code.
+
+    Python notes an interrupt that leaves an ``exec`` of a string, as dataclasses run on import, even if somebody takes
+    it further out, and `python -m` then ends by SIGINT in place of its exit code; the next ``exec`` forgets the note.
+    """
+    exec("")
     print("interrupted", file=sys.stderr)
     return INTERRUPTED
 

@@ -117,6 +117,22 @@ def test_ctrl_c_while_modules_are_imported(module: str, tmp_path: Path) -> None:
     assert (server.returncode, out, told) == (130, b"", [b"interrupted"])
 
 
+def test_an_interrupt_in_code_that_is_run_from_a_string_has_the_same_exit_code(tmp_path: Path) -> None:
+    """As it does while a module makes its dataclasses; only `python -m` would end by the signal itself."""
+    (tmp_path / "stopped.py").write_text(
+        "import sys, hbmtwin.cli.process as process\n"
+        "try:\n    exec('raise KeyboardInterrupt')\n"
+        "except KeyboardInterrupt:\n    code = process.interrupted() if sys.argv[1:] else 130\nsys.exit(code)\n",
+        encoding="utf-8",
+    )
+    codes = [
+        subprocess.run([sys.executable, "-m", "stopped", *told], cwd=tmp_path, capture_output=True).returncode
+        for told in ([], ["told"])
+    ]
+    assert codes[1] == 130
+    assert codes[0] in (-signal.SIGINT, 130)  # what Python itself makes of it: a later one may mend it
+
+
 def test_typer_and_the_metadata_of_the_package_are_not_imported_before_somebody_takes_an_interrupt() -> None:
     code = "import sys, hbmtwin.cli; print({'typer', 'importlib.metadata', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"set()\n"
