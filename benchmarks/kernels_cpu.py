@@ -20,10 +20,10 @@ from hbmtwin.kernels.roofline import RooflineCost
 from hbmtwin.sim import catalog
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
-from hbmtwin.validation.bench_grid import grid_of, read_grid
-from hbmtwin.validation.bench_kernels import run_bench, timer_of
-from hbmtwin.validation.bench_records import Bench, read_bench
-from hbmtwin.validation.calibrate import CPU, OpErrors, calibrate, errors, fit, predict, usable
+from hbmtwin.validation.bench.grid import grid_of, read_grid
+from hbmtwin.validation.bench.kernels import run_bench, timer_of
+from hbmtwin.validation.bench.records import Bench, read_bench
+from hbmtwin.validation.calibrate.calibration import CPU, OpErrors, calibrate, errors, fit, predict, usable
 from hbmtwin.validation.run_replay.errors import error_row
 from hbmtwin.validation.small_decoder import SmallDecoder, serve
 

@@ -11,8 +11,8 @@ from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import inline, style
-from hbmtwin.validation.bench_peaks import bytes_and_flops_per_s, peaks_of
-from hbmtwin.validation.bench_records import Bench, Op
+from hbmtwin.validation.bench.peaks import bytes_and_flops_per_s, peaks_of
+from hbmtwin.validation.bench.records import Bench, Op
 
 COLOURS: dict[Op, str] = {
     "matmul": "#0072B2",

@@ -25,7 +25,7 @@ EPSILON = 1e-5
 
 
 class Timer(Protocol):
-    """Times calls, as :mod:`hbmtwin.validation.bench_kernels` does."""
+    """Times calls, as :mod:`hbmtwin.validation.bench.kernels` does."""
 
     def time_ns(self, call: Any, calls: int) -> float:
         """Of one call, when so many are made in a row."""

@@ -12,8 +12,8 @@ import sys
 from b1_turns import CPU_FILE, HEADS, contexts
 from claim import HERE
 
-from hbmtwin.validation.bench_kernels import run_bench
-from hbmtwin.validation.bench_records import case
+from hbmtwin.validation.bench.kernels import run_bench
+from hbmtwin.validation.bench.records import case
 
 ROUNDS = 9
 

@@ -16,8 +16,8 @@ from hbmtwin.cli.output import json_text, stdout
 
 if TYPE_CHECKING:
     from hbmtwin.kernels.profile import Profile
-    from hbmtwin.validation.bench_records import Bench
-    from hbmtwin.validation.calibrate import Calibration
+    from hbmtwin.validation.bench.records import Bench
+    from hbmtwin.validation.calibrate.calibration import Calibration
 
 
 class Side(StrEnum):
@@ -135,7 +135,7 @@ def _check_place(option: str, path: Path) -> None:
 
 
 def _read(path: Path) -> Bench:
-    from hbmtwin.validation.bench_records import read_bench
+    from hbmtwin.validation.bench.records import read_bench
 
     try:
         return read_bench(path)
@@ -145,9 +145,9 @@ def _read(path: Path) -> Bench:
 
 def _measured(backend: Side, grid: str, dtype: str, threads: int) -> Bench:
     from hbmtwin.kernels.attention.backends import BackendUnavailable
-    from hbmtwin.validation.bench_grid import grid_of
-    from hbmtwin.validation.bench_kernels import ROUNDS, run_bench
-    from hbmtwin.validation.bench_records import DTYPE_BYTES, BenchError
+    from hbmtwin.validation.bench.grid import grid_of
+    from hbmtwin.validation.bench.kernels import ROUNDS, run_bench
+    from hbmtwin.validation.bench.records import DTYPE_BYTES, BenchError
 
     if dtype not in DTYPE_BYTES:
         raise UsageError(f"--dtype: {dtype!r} is none; choose one of {', '.join(DTYPE_BYTES)}")
@@ -181,8 +181,8 @@ def _calibrated(
     device: str | None,
 ) -> Calibration:
     from hbmtwin.kernels.profile import ProfileError
-    from hbmtwin.validation.bench_records import BenchError
-    from hbmtwin.validation.calibrate import calibrate as fit_profile
+    from hbmtwin.validation.bench.records import BenchError
+    from hbmtwin.validation.calibrate.calibration import calibrate as fit_profile
 
     try:
         bench = _read(from_bench) if from_bench is not None else _measured(backend, grid, dtype, threads)
@@ -193,7 +193,7 @@ def _calibrated(
 
 def _of_log(log: Path, model: str, device: str, ranks: int, name: str, made: str) -> Profile:
     from hbmtwin.sim import catalog
-    from hbmtwin.validation.calibrate_memory import memory_of_log
+    from hbmtwin.validation.calibrate.memory import memory_of_log
     from hbmtwin.validation.served_runs.fit import fit_engine_log
     from hbmtwin.validation.served_runs.served_run import ServerSettings
 
@@ -209,7 +209,7 @@ def _of_log(log: Path, model: str, device: str, ranks: int, name: str, made: str
 
 def _print_bench(bench: Bench, wall_s: float) -> None:
     from hbmtwin.cli.tables import print_table
-    from hbmtwin.validation.bench_peaks import bytes_and_flops_per_s, peaks_of
+    from hbmtwin.validation.bench.peaks import bytes_and_flops_per_s, peaks_of
 
     console = stdout()
     peak_bytes, peak_flops, whose = peaks_of(bench)

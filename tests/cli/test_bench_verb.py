@@ -11,7 +11,7 @@ import pytest
 
 from hbmtwin.dashboard.bench_figure import bench_figure, write_bench_page
 from hbmtwin.kernels.profile import read_profile
-from hbmtwin.validation.bench_records import MemoryFigure
+from hbmtwin.validation.bench.records import MemoryFigure
 
 from ..validation.test_calibrate import bench
 from .conftest import Shell

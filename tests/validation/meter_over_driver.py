@@ -27,7 +27,7 @@ def main() -> None:
     library.hbmtwin_set_cann(b"9.0.0")
     import torch
 
-    from hbmtwin.validation import bench_memory
+    from hbmtwin.validation.bench import memory as bench_memory
     from hbmtwin.validation.emulated.real_allocator import EmulatedDriver, RealAllocator
     from hbmtwin.validation.emulated.records import NpuSettings
 

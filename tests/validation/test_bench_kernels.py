@@ -11,8 +11,8 @@ import pytest
 
 from hbmtwin.kernels.attention.backends import BackendUnavailable, kernels_for, load
 from hbmtwin.kernels.records import BatchShape, ModelShape
-from hbmtwin.validation.bench_kernels import ClockTimer, run_bench
-from hbmtwin.validation.bench_records import BenchError, Case, case
+from hbmtwin.validation.bench.kernels import ClockTimer, run_bench
+from hbmtwin.validation.bench.records import BenchError, Case, case
 from hbmtwin.validation.small_decoder import Sequences, SmallDecoder, serve
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
@@ -142,7 +142,7 @@ def test_lengths_of_a_paged_batch_differ_and_sum_to_what_the_case_says(
     torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spy = Spy()
-    monkeypatch.setattr("hbmtwin.validation.bench_kernels.kernels_for", lambda *names: spy)
+    monkeypatch.setattr("hbmtwin.validation.bench.kernels.kernels_for", lambda *names: spy)
     sizes = ((1, 9), (2, 9), (8, 9), (8, 1))
     cases = [Case("paged_decode", (batch, length, 4, 2, 8, 4)) for batch, length in sizes]
     run_bench(cases, "cpu", dtype="float32", threads=1, rounds=1, timer=FakeTimer())

@@ -17,11 +17,11 @@ import pytest
 from hbmtwin.kernels.attention.backends import BackendUnavailable, load
 from hbmtwin.kernels.profile import Coefficient, Profile, parse_profile
 from hbmtwin.sim import catalog
-from hbmtwin.validation import bench_memory
-from hbmtwin.validation.bench_capture import captured
-from hbmtwin.validation.bench_grid import grid_of
-from hbmtwin.validation.bench_kernels import run_bench
-from hbmtwin.validation.bench_memory import (
+from hbmtwin.validation.bench import memory as bench_memory
+from hbmtwin.validation.bench.capture import captured
+from hbmtwin.validation.bench.grid import grid_of
+from hbmtwin.validation.bench.kernels import run_bench
+from hbmtwin.validation.bench.memory import (
     Held,
     Meter,
     NotStarted,
@@ -30,9 +30,9 @@ from hbmtwin.validation.bench_memory import (
     fresh_process,
     no_figures,
 )
-from hbmtwin.validation.bench_records import Bench, BenchError, Case, MemoryFigure, Point, case, read_bench, work_of
-from hbmtwin.validation.calibrate import calibrate
-from hbmtwin.validation.calibrate_memory import memory_of_bench
+from hbmtwin.validation.bench.records import Bench, BenchError, Case, MemoryFigure, Point, case, read_bench, work_of
+from hbmtwin.validation.calibrate.calibration import calibrate
+from hbmtwin.validation.calibrate.memory import memory_of_bench
 from hbmtwin.validation.emulated import EmulatorUnavailable
 from hbmtwin.validation.emulated.build import build_emulator
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.validation.bench_grid import grid_of, read_grid
-from hbmtwin.validation.bench_peaks import bytes_and_flops_per_s, measured_peaks, peaks_of
-from hbmtwin.validation.bench_records import OPS, Bench, BenchError, Case, Point, case, held_out, read_bench, work_of
+from hbmtwin.validation.bench.grid import grid_of, read_grid
+from hbmtwin.validation.bench.peaks import bytes_and_flops_per_s, measured_peaks, peaks_of
+from hbmtwin.validation.bench.records import OPS, Bench, BenchError, Case, Point, case, held_out, read_bench, work_of
 
 HEADS = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 64}
 POINTS = (

@@ -15,10 +15,10 @@ from hbmtwin.kernels.fixed_point import TICKS_PER_NS
 from hbmtwin.kernels.profile import parse_profile
 from hbmtwin.kernels.records import BatchShape, ModelShape
 from hbmtwin.kernels.roofline import RooflineCost
-from hbmtwin.validation import calibrate_model
-from hbmtwin.validation.bench_grid import grid_of
-from hbmtwin.validation.bench_records import Bench, BenchError, Case, Point, Work, work_of
-from hbmtwin.validation.calibrate import CPU, Calibration, calibrate
+from hbmtwin.validation.bench.grid import grid_of
+from hbmtwin.validation.bench.records import Bench, BenchError, Case, Point, Work, work_of
+from hbmtwin.validation.calibrate import model as calibrate_model
+from hbmtwin.validation.calibrate.calibration import CPU, Calibration, calibrate
 from hbmtwin.validation.least_squares import fit_logarithms
 
 GRID = grid_of("full", "cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hbmtwin.validation.calibrate_memory import memory_of_log
+from hbmtwin.validation.calibrate.memory import memory_of_log
 
 GIB = 1 << 30
 BOOT = (

@@ -9,9 +9,9 @@ import pytest
 
 from hbmtwin.kernels.attention.npu import NpuKernels
 from hbmtwin.kernels.attention.npu_choice import choice_for
-from hbmtwin.validation import bench_kernels
-from hbmtwin.validation.bench_kernels import ClockTimer, run_bench
-from hbmtwin.validation.bench_records import case
+from hbmtwin.validation.bench import kernels as bench_kernels
+from hbmtwin.validation.bench.kernels import ClockTimer, run_bench
+from hbmtwin.validation.bench.records import case
 
 from .npu_documented_ops import DocumentedOps
 

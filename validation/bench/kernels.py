@@ -23,8 +23,8 @@ import numpy as np
 from hbmtwin.kernels.attention.backends import kernels_for, load
 from hbmtwin.kernels.attention.interface import AttentionKernels, Backend, Kind
 from hbmtwin.kernels.records import ModelShape
-from hbmtwin.validation.bench_memory import Meter, meter_of, no_figures
-from hbmtwin.validation.bench_records import DTYPE_BYTES, Bench, BenchError, Case, Point
+from hbmtwin.validation.bench.memory import Meter, meter_of, no_figures
+from hbmtwin.validation.bench.records import DTYPE_BYTES, Bench, BenchError, Case, Point
 from hbmtwin.validation.small_decoder import (
     Layer,
     LayerShape,

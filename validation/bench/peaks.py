@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hbmtwin.sim import catalog
-from hbmtwin.validation.bench_records import Bench, Point, work_of
+from hbmtwin.validation.bench.records import Bench, Point, work_of
 
 
 class Peaks(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hbmtwin.kernels.profile import MEMORY
 from hbmtwin.sim.explain.explaining import explain
-from hbmtwin.validation.bench_records import Bench
+from hbmtwin.validation.bench.records import Bench
 
 MAX_LOG_BYTES = 64 << 20
 TOLD = ("activation_bytes", "non_torch_bytes", "graph_bytes")

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hbmtwin.kernels.roofline import small_op_values
-from hbmtwin.validation.bench_records import Case, Op, work_of
+from hbmtwin.validation.bench.records import Case, Op, work_of
 
 Floats = npt.NDArray[np.float64]
 

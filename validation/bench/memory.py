@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from hbmtwin.kernels.attention.backends import load
 from hbmtwin.kernels.attention.interface import Backend
-from hbmtwin.validation.bench_records import MEMORY_FIGURES, Case, MemoryFigure, Op
+from hbmtwin.validation.bench.records import MEMORY_FIGURES, Case, MemoryFigure, Op
 
 KERNEL_OPS: tuple[Op, ...] = ("matmul", "prefill", "decode", "paged_decode")
 """Whose temporaries are workspace; those of a layer or a step are activations."""
@@ -37,10 +37,10 @@ START_S = 180.0
 SAME_BYTES = 1 << 20
 """Contexts that differ by less are the same."""
 READY = b"ready\n"
-CAPTURER = (sys.executable, "-P", "-m", "hbmtwin.validation.bench_capture")
+CAPTURER = (sys.executable, "-P", "-m", "hbmtwin.validation.bench.capture")
 ANSWER = "graph "
 """Begins the capturing process's line; torch and CANN print others."""
-WORKER = (sys.executable, "-P", "-m", "hbmtwin.validation.bench_memory")
+WORKER = (sys.executable, "-P", "-m", "hbmtwin.validation.bench.memory")
 COMMUNICATOR = "one rank has no communicator of HCCL or NCCL; `calibrate --from-engine-log` has an engine's figures"
 
 Call = Callable[[], object]

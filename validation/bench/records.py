@@ -38,7 +38,7 @@ MAX_POINTS = 100_000
 
 _HEAD = ("backend", "kernels", "device", "dtype", "torch", "clock")
 MEMORY_FIGURES = ("context_bytes", "workspace_bytes", "graph_step_bytes", "communicator_bytes")
-"""What is measured of a device's memory: see :mod:`hbmtwin.validation.bench_memory`."""
+"""What is measured of a device's memory: see :mod:`hbmtwin.validation.bench.memory`."""
 MAX_HOW = 400
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 SIZES: Mapping[Op, tuple[str, ...]] = {

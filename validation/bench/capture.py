@@ -14,9 +14,9 @@ from typing import Any
 
 from hbmtwin.kernels.attention.backends import kernels_for, load
 from hbmtwin.kernels.attention.interface import Backend
-from hbmtwin.validation.bench_kernels import WARM_UPS, operands_of
-from hbmtwin.validation.bench_memory import ANSWER, held, shortened
-from hbmtwin.validation.bench_records import MemoryFigure, case
+from hbmtwin.validation.bench.kernels import WARM_UPS, operands_of
+from hbmtwin.validation.bench.memory import ANSWER, held, shortened
+from hbmtwin.validation.bench.records import MemoryFigure, case
 
 HOW = "free memory lost to the capture of the grid's last decode step; an engine captures many sizes"
 

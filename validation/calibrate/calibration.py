@@ -21,10 +21,10 @@ import numpy.typing as npt
 from hbmtwin.kernels.profile import Coefficient, Profile
 from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim import catalog
-from hbmtwin.validation.bench_peaks import measured_peaks
-from hbmtwin.validation.bench_records import OPS, Bench, BenchError, Op, Point, held_out
-from hbmtwin.validation.calibrate_memory import memory_of_bench
-from hbmtwin.validation.calibrate_model import (
+from hbmtwin.validation.bench.peaks import measured_peaks
+from hbmtwin.validation.bench.records import OPS, Bench, BenchError, Op, Point, held_out
+from hbmtwin.validation.calibrate.memory import memory_of_bench
+from hbmtwin.validation.calibrate.model import (
     ATTENTION,
     BLOCKS,
     LAYER,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hbmtwin.kernels.checked_json import MAX_FILE_BYTES, JsonRefused, parse_json, short
-from hbmtwin.validation.bench_records import BenchError, Case, case
+from hbmtwin.validation.bench.records import BenchError, Case, case
 
 MAX_CASES = 10_000
 MAX_STEP_TOKENS = 1 << 17

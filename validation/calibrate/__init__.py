@@ -1,0 +1,1 @@
+"""From a benchmark, or an engine's log, to a calibration profile."""
