@@ -90,13 +90,12 @@ AT_LEAST_ONE = frozenset(
     {
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs", "block_size"),
         *("max_num_batched_tokens", "num_gpu_blocks_override", "total_memory_bytes", "kv_bytes_per_token"),
-        *("num_layers", "num_kv_heads", "head_dim", "kv_cache_memory_bytes", "available_kv_bytes"),
+        *("num_layers", "num_kv_heads", "head_dim", "kv_cache_memory_bytes", "available_kv_bytes", "weights_bytes"),
     }
 )
 AT_LEAST_ZERO = frozenset(
     {
-        *("num_speculative_tokens", "weights_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes"),
-        "other_tenant_bytes",
+        *("num_speculative_tokens", "activation_bytes", "non_torch_bytes", "graph_bytes", "other_tenant_bytes"),
     }
 )
 ENGINES_OF = {
@@ -114,7 +113,14 @@ SAFE_UTILIZATION = 0.95
 """The most that is advised: above it nothing is left for what the engine allocates after its plan."""
 LARGEST = 2**44
 """16 TiB, or as many tokens: beyond any device, and a slip of the unit lies there."""
-
+MOST_COUNTED = 2**20
+"""Ranks, layers, heads, sequences or draft tokens: beyond any server."""
+COUNTED = frozenset(
+    {
+        *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs"),
+        *("num_speculative_tokens", "num_layers", "num_kv_heads", "head_dim"),
+    }
+)
 
 _A_VERSION = re.compile(r"\d|^(newest|latest|main|nightly)$")
 """A release, or a word for the newest rules."""
@@ -129,8 +135,9 @@ def check_options(options: Mapping[str, Any]) -> None:
         if name in FRACTIONS and not 0 < value <= 1:
             raise FitError(f"{flag(name)}: a share is above 0 and at most 1, not {value}")
         least = 1 if name in AT_LEAST_ONE else 0 if name in AT_LEAST_ZERO else None
-        if least is not None and not least <= value <= LARGEST:
-            raise FitError(f"{flag(name)}: from {least} to {LARGEST}, not {value}")
+        most = MOST_COUNTED if name in COUNTED else LARGEST
+        if least is not None and not least <= value <= most:
+            raise FitError(f"{flag(name)}: from {least} to {most}, not {value}")
     gib = options.get("npu_mem_size", -1)
     if gib != -1 and not 0 < gib <= LARGEST / 2**30:
         raise FitError(f"{flag('npu_mem_size')}: GiB of KV, above 0, or -1 for automatic, not {gib:g}")
@@ -139,7 +146,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise FitError(f"{flag('engine_version')}: a release such as 0.18, or leave it out, not {version!r}")
     length = options.get("max_model_len", AUTO_LENGTH)
     if length != AUTO_LENGTH and not 1 <= length <= LARGEST:
-        raise FitError(f"{flag('max_model_len')}: at least 1, or auto for as long as fits, not {length}")
+        raise FitError(f"{flag('max_model_len')}: from 1 to {LARGEST}, or auto for as long as fits, not {length}")
 
 
 def fraction_option(engine: str) -> str:

@@ -113,6 +113,20 @@ def test_quantised_weights_are_smaller_by_their_bits() -> None:
     assert 0.3 < sizes["awq"] / sizes[""] < 0.4
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("weights_bytes", 0, "--weights-bytes: from 1 to 17592186044416, not 0"),
+        ("data_parallel_size", 10**11, "--data-parallel-size: from 1 to 1048576, not 100000000000"),
+        ("num_speculative_tokens", 10**11, "--num-speculative-tokens: from 0 to 1048576, not 100000000000"),
+        ("max_model_len", 10**14, "--max-model-len: from 1 to 17592186044416, or auto for as long as fits, not 100000000000000"),
+    ],
+)
+def test_a_slip_of_the_unit_is_told_with_both_ends(option: str, value: int, told: str) -> None:
+    with pytest.raises(FitError, match=told):
+        check_options({option: value})
+
+
 def test_unknown_names_are_told_with_the_nearest() -> None:
     with pytest.raises(FitError, match=r"--max-num-sequences: no such option; did you mean --max-num-seqs\?"):
         check_options({"max_num_sequences": 4})

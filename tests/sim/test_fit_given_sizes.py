@@ -25,7 +25,7 @@ def test_the_log_of_a_replicated_model_comes_out_of_its_bare_sizes() -> None:
     assert (answer.budget.kv_bytes_per_token, answer.budget.kv_tokens) == (48_128, 236_416)
 
 
-@pytest.mark.parametrize(("kv_heads", "ranks"), [(4, 3), (6, 4), (9_999_999_999_999, 2)])
+@pytest.mark.parametrize(("kv_heads", "ranks"), [(4, 3), (6, 4), (999_999, 2)])
 def test_kv_heads_that_go_over_ranks_neither_way_are_refused_by_name(kv_heads: int, ranks: int) -> None:
     with pytest.raises(FitError, match=f"^--tensor-parallel-size: {kv_heads} KV heads .* not over {ranks}$"):
         fit(num_layers=2, num_kv_heads=kv_heads, head_dim=128, tensor_parallel_size=ranks, **ROOM)

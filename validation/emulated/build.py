@@ -117,7 +117,8 @@ def _require_wheels() -> tuple[Path, Path]:
         npu = Path(str(distribution("torch-npu").locate_file("torch_npu")))
     except PackageNotFoundError as missing:
         raise EmulatorUnavailable(
-            f"{missing.name} is not installed; pip install torch=={TORCH_NPU} and then torch-npu=={TORCH_NPU} --no-deps"
+            f"{missing.name} is not installed; pip install torch=={TORCH_NPU} && "
+            f"pip install --no-deps torch-npu=={TORCH_NPU}"
         ) from None
     if found.split("+")[0] != TORCH_NPU:
         raise EmulatorUnavailable(
