@@ -1,0 +1,67 @@
+"""The device as one bar: who holds which bytes of it, ends of estimates marked. Its pieces sum to the device."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from hbmtwin.api import Fit
+from hbmtwin.dashboard.figures import style
+from hbmtwin.dashboard.palette import ALARM
+from hbmtwin.sim.fit import words
+from hbmtwin.sim.phrases import Lang
+
+GIB = 1 << 30
+COLOURS = {
+    "other tenants": "#882255",
+    "context": "#6E6E6E",
+    "weights": "#A3A3A3",
+    "activations": "#C9BBA8",
+    "non-torch": "#8A6FB0",
+    "graphs": "#E69F00",
+    "late buffers": "#D55E00",
+    "KV cache": "#0072B2",
+    "operators": "#56B4E9",
+    "run-time sampler": "#F0E442",
+    "unplanned": "#D9D9D9",
+}
+"""As far as they mean the same, those of the memory picture."""
+
+
+def breakdown_bar(fit: Fit, lang: Lang) -> go.Figure:
+    """A horizontal bar, one piece a line of the budget; where more is asked than there is, the device's end is marked."""
+    figure = go.Figure()
+    total = fit.budget.total_bytes
+    for line in fit.budget.lines:
+        if line.bytes <= 0:
+            continue
+        label, known = words.label(line.item).text(lang), words.how_known(line).text(lang)
+        figure.add_bar(
+            x=[line.bytes / GIB],
+            y=[""],
+            orientation="h",
+            name=label,
+            marker={"color": COLOURS.get(line.item, "#999999"), "line": {"color": "white", "width": 1}},
+            hovertemplate=f"{label}: %{{x:.2f}} GiB<br>{known}<extra></extra>",
+            text=f"{line.bytes / GIB:.2f}" if line.bytes > total / 25 else "",
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+        )
+    asked = sum(max(0, line.bytes) for line in fit.budget.lines)
+    style(figure, 210)
+    figure.update_layout(
+        barmode="stack",
+        bargap=0.1,
+        legend={"orientation": "h", "y": -0.75, "yanchor": "top", "traceorder": "normal"},
+        margin={"l": 10, "r": 20, "t": 24, "b": 110},
+    )
+    figure.update_xaxes(title={"text": "GiB", "standoff": 4}, range=[0, max(total, asked) * 1.01 / GIB])
+    figure.update_yaxes(visible=False)
+    if asked > total:
+        end = words.DEVICE_SUM.zh if lang == "zh" else words.DEVICE_SUM.en
+        figure.add_vline(
+            x=total / GIB,
+            line={"color": ALARM, "width": 3},
+            annotation={"text": f"{end}: {total / GIB:.2f}", "font": {"color": ALARM}},
+        )
+    return figure

@@ -1,0 +1,65 @@
+"""Results on disk by what they depend on, so that nobody waits twice for the same run; bounded, the oldest go first.
+
+::
+
+    ~/.cache/hbmtwin/dashboard/<key>/summary.json ...       one result directory each, as `hbmtwin run --out` writes it
+
+The key is a run's own (scenario, contents of its files, version): a kept result is the one that a run would give.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from hbmtwin.api import Result, ResultError
+
+MOST_BYTES = 1 << 30
+NAME = "HBMTWIN_CACHE"
+"""Where they lie, if not in the user's cache directory."""
+
+
+class KeptResults:
+    """A directory of results, of *most_bytes* altogether."""
+
+    def __init__(self, directory: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
+        self._directory = directory or _place()
+        self._most_bytes = most_bytes
+        self._directory.mkdir(parents=True, exist_ok=True)
+
+    def path(self, key: str) -> Path:
+        """Where the result of that key lies, or is to lie."""
+        return self._directory / key
+
+    def get(self, key: str) -> Result | None:
+        """The result, used last from now on; None if there is none, or one that cannot be read. O(its size)."""
+        path = self.path(key)
+        try:
+            result = Result.load(path)
+            os.utime(path)
+        except (ResultError, OSError):
+            return None
+        return result
+
+    def make_room(self) -> None:
+        """Remove those that were used longest ago until the rest is small enough. O(files)."""
+        kept = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        sizes = [_size(path) for path in kept]
+        excess = sum(sizes) - self._most_bytes
+        for path, size in zip(kept[:-1], sizes[:-1], strict=True):  # the last one is what somebody waits for
+            if excess <= 0:
+                break
+            shutil.rmtree(path, ignore_errors=True)
+            excess -= size
+
+
+def _place() -> Path:
+    if own := os.environ.get(NAME):
+        return Path(own)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "hbmtwin" / "dashboard"
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

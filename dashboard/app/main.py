@@ -1,0 +1,23 @@
+"""The script that Streamlit runs for each click of each session: `hbmtwin dashboard` starts it."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from hbmtwin.dashboard.app import fit_page, language
+from hbmtwin.sim.phrases import Phrase
+
+FIT = Phrase("Fit", "显存规划")
+
+
+def main() -> None:
+    """Draw the page that the address names."""
+    st.set_page_config(page_title="hbmtwin", page_icon="🧮", layout="wide")
+    language.choose()
+    pages = [
+        st.Page(fit_page.show, title=language.text(FIT), default=True),
+    ]
+    st.navigation(pages).run()
+
+
+main()
