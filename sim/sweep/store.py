@@ -66,7 +66,7 @@ class RunStore:
         """Let a row land. Raise ResultError if it cannot be written; the rows before it stand."""
         key = str(row["key"])
         sink = pa.BufferOutputStream()
-        pq.write_table(table_of([row]), sink)
+        pq.write_table(table_of([row]), sink, use_dictionary=False, write_statistics=False, store_schema=False)
         try:
             _write(self.folder / f"{key}.parquet", sink.getvalue())
         except OSError as error:
@@ -144,7 +144,7 @@ def table_of(rows: Iterable[Row]) -> pa.Table:
 def _row_of(path: Path) -> Row | None:
     """The row in a file, None where it holds none of its name."""
     try:
-        table = pq.read_table(path, schema=None, partitioning=None)
+        table = pq.ParquetFile(path).read(use_threads=False)
         rows = table.to_pylist() if table.schema.equals(SCHEMA) else []
     except (OSError, ValueError, pa.ArrowException):
         return None
