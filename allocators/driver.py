@@ -54,6 +54,8 @@ class HbmDriver:
         """Successful calls of alloc and create."""
         self.num_free = 0
         """Calls of free and destroy."""
+        self.peak_used_bytes = 0
+        """The most that this process ever held."""
         self._used_bytes = 0
         # Gaps of the address space in address order; the last one reaches to its end and is never used up.
         self._gap_starts = [FIRST_ADDRESS]
@@ -78,6 +80,7 @@ class HbmDriver:
         if size > self.mem_info()[0]:
             return None
         self._used_bytes += size
+        self.peak_used_bytes = max(self.peak_used_bytes, self._used_bytes)
         self.num_alloc += 1
         addr = self._take_range(size)
         self._allocated[addr] = size
@@ -122,6 +125,7 @@ class HbmDriver:
         if size > self.mem_info()[0]:
             return None
         self._used_bytes += size
+        self.peak_used_bytes = max(self.peak_used_bytes, self._used_bytes)
         self.num_alloc += 1
         page = self._next_page
         self._next_page += 1
@@ -204,6 +208,7 @@ class HbmDriver:
         gaps = list(zip(self._gap_starts, self._gap_sizes, strict=True))
         assert all(a + n < b for (a, n), (b, _) in pairwise(gaps)), "neighbouring gaps are merged"
         assert self._used_bytes == sum(self._allocated.values()) + sum(self._pages.values()), "bytes in use"
+        assert self.peak_used_bytes >= self._used_bytes, "peak"
         assert {page: at for at, page in self._mapped.items()} == self._mapped_at, "maps agree"
         assert self._reserved_starts == sorted(self._reserved) == sorted(self._mapped_starts), "reserved addresses"
         mapped = [addr for start in self._reserved_starts for addr in self._mapped_starts[start]]

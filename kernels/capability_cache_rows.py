@@ -20,6 +20,13 @@ from hbmtwin.kernels.capability_use import (
 
 CACHE = (
     Row(
+        *("quantised_cpu", ("cpu",), (), "kv_cache_dtype", True),
+        lambda use, kv: quantised(kv),
+        "{kv!r}: vLLM on a CPU keeps its cache in 16 bits; use one of {left}",
+        "{kv!r}：vLLM 的 CPU 后端只支持 16 位 KV；可用 {left}",
+        "vLLM of 2026, platforms/cpu.py: falls back to auto, or refuses beside chunked prefill",
+    ),
+    Row(
         *("bf16_kv", NO_BF16, (), "kv_cache_dtype", True),
         lambda use, kv: kv == "bfloat16",
         "{kv!r}: {chip} has no bfloat16; use one of {left}",

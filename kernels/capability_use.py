@@ -11,6 +11,7 @@
     ada      8.9                                  yes    yes   the same
     hopper   9.0                                  yes    yes   FlashAttention 3, FlashInfer, Triton
     blackwell_rtx  12.0: RTX PRO and GeForce      yes    yes   FlashAttention 2, FlashInfer, Triton
+    cpu      a server's cores                     yes    no    vLLM's own, torch's flash kernel
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ PER_TOKEN_HEAD = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_h
 EIGHT_BIT = {
     "ascend": ("int8", "int8_per_token", "int8_per_token_head"),
     "nvidia": ("fp8", "int8_per_token_head", "fp8_per_token_head"),
+    "cpu": (),
 }
 """What is proposed in place of a dtype of the cache that does not go, by vendor."""
 
@@ -81,6 +83,7 @@ FAMILIES: dict[str, Family] = {
     "ada": Family("nvidia", "NVIDIA Ada", True, True, (16,), "FlashAttention 2", _VLLM),
     "hopper": Family("nvidia", "NVIDIA Hopper", True, True, (16,), "FlashAttention 3", _VLLM),
     "blackwell_rtx": Family("nvidia", "NVIDIA RTX Blackwell", True, True, (16,), "FlashAttention 2", _VLLM),
+    "cpu": Family("cpu", "a CPU", True, False, (1,), "vLLM's CPU attention", "vLLM of 2026, platforms/cpu.py"),
 }
 """By the name that a device of the catalog gives as its ``family``."""
 

@@ -82,10 +82,10 @@ def in_processes(
     outcomes: list[T] = []
     if not scenarios:
         return outcomes
-    processes = min(len(scenarios), _cores(jobs))
+    processes = min(len(scenarios), cores(jobs))
     coming: Generator[T, None, None] | None = None
     try:
-        with _workers_deaf_to_ctrl_c():
+        with workers_deaf_to_ctrl_c():
             coming = Parallel(n_jobs=processes, return_as="generator")(
                 delayed(call)(scenario) for scenario in scenarios
             )
@@ -134,7 +134,7 @@ def _alike(values: Sequence[Any]) -> bool:
 
 
 @contextmanager
-def _workers_deaf_to_ctrl_c() -> Iterator[None]:
+def workers_deaf_to_ctrl_c() -> Iterator[None]:
     """Start workers that block SIGINT: a terminal sends it to them as well, and they would each print a traceback.
 
     We kill them when it reaches us. A process inherits what its parent blocks, so for these 30 ms we block it too; one
@@ -157,5 +157,6 @@ def _workers_deaf_to_ctrl_c() -> Iterator[None]:
             raise_signal(SIGINT)
 
 
-def _cores(jobs: int) -> int:
+def cores(jobs: int) -> int:
+    """How many processes *jobs* asks for: -1 is one a core."""
     return int(cpu_count()) if jobs < 0 else max(1, jobs)

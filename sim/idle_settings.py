@@ -55,7 +55,7 @@ GENERATOR_KEYS = (
     "clients",
 )
 """Of ``[workload]``: a trace, or a model, has its own."""
-TRACE_KEYS = ("trace_format", "trace_block_size", "trace_jitter", "skip_bad_lines", "keep_failed")
+TRACE_KEYS = ("trace_format", "trace_block_size", "trace_jitter", "trace_skip", "skip_bad_lines", "keep_failed")
 """Of ``[workload]``: they concern a trace."""
 
 

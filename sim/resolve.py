@@ -188,6 +188,11 @@ def device_notes(scenario: Scenario, model: ModelShape, device: DeviceSpec) -> t
             f"kv_cache.block_size = {kv.block_size}: vllm-ascend makes it {device.default_block_size} where prefix "
             "caching or chunked prefill is on, as both are by default; here it stays",
         )
+    if device.vendor == "cpu" and "caching" in (scenario.memory.general, scenario.memory.kv_arena):
+        notes += (
+            f"{scenario.device.name}: torch takes a CPU's memory from the C library, which is not modelled; bytes are "
+            "placed as CUDA's caching allocator would, so that sizes hold and addresses do not",
+        )
     if engine.task_queue_enable == 2 and scenario.memory.activations == "per_layer" and device.vendor != "ascend":
         notes += (f"engine.task_queue_enable is Ascend's, and has no effect on {scenario.device.name}",)
     return notes

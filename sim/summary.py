@@ -98,7 +98,12 @@ def _areas(timeline: pd.DataFrame, kv_budget_bytes: int) -> dict[str, Area]:
 
 
 def latencies(requests: pd.DataFrame) -> dict[str, dict[str, float | None]]:
-    """TTFT, TPOT, end-to-end and queue time of completed requests, in seconds.
+    """TTFT, TPOT, end-to-end and queue time of completed requests, in seconds: p50, p90 and p99 of each."""
+    return {name: percentiles(seconds) for name, seconds in latency_seconds(requests)}
+
+
+def latency_seconds(requests: pd.DataFrame) -> Iterator[tuple[str, Floats]]:
+    """The latencies of each completed request, one kind after another.
 
     TTFT runs from arrival to the first token; TPOT is (e2e - ttft) / (output tokens - 1), none for one token.
     """
@@ -107,14 +112,12 @@ def latencies(requests: pd.DataFrame) -> dict[str, dict[str, float | None]]:
     def of(name: str) -> Ints:
         return requests[name].to_numpy(dtype=np.int64)[completed]
 
+    yield "ttft_s", (of("first_token_ns") - of("arrival_ns")) / 1e9
     several = of("output_tokens") > 1
     decoding_ns, later_tokens = (of("end_ns") - of("first_token_ns"))[several], of("output_tokens")[several] - 1
-    return {
-        "ttft_s": percentiles((of("first_token_ns") - of("arrival_ns")) / 1e9),
-        "tpot_s": percentiles(decoding_ns / later_tokens / 1e9),
-        "e2e_s": percentiles((of("end_ns") - of("arrival_ns")) / 1e9),
-        "queue_s": percentiles((of("scheduled_ns") - of("arrival_ns")) / 1e9),
-    }
+    yield "tpot_s", decoding_ns / later_tokens / 1e9
+    yield "e2e_s", (of("end_ns") - of("arrival_ns")) / 1e9
+    yield "queue_s", (of("scheduled_ns") - of("arrival_ns")) / 1e9
 
 
 def dropped(requests: pd.DataFrame) -> dict[str, int]:

@@ -68,6 +68,7 @@ def _source_of_prompts(scenario: Scenario) -> Source:
                 format=w.trace_format,
                 time_scale=w.time_scale,
                 num_prompts=w.num_prompts,
+                skip=w.trace_skip,
                 block_size=w.trace_block_size,
                 jitter=w.trace_jitter,
                 skip_bad_lines=w.skip_bad_lines,

@@ -87,6 +87,12 @@ class WorkloadSection(Section):
     trace_jitter: bool = Field(
         False, description="requests that share a tick of the trace's clock (Mooncake: 3 s) are spread over it"
     )
+    trace_skip: int = Field(
+        0,
+        ge=0,
+        le=10**9,
+        description="requests of the trace that are left out at its beginning; the next one arrives at 0",
+    )
     skip_bad_lines: bool = Field(False, description="leave out and count lines of the trace that are no request")
     keep_failed: bool = Field(False, description="send calls that failed in the trace too, each for one token")
     model: str | None = Field(
@@ -130,7 +136,9 @@ class WorkloadSection(Section):
         False,
         description="open loop: stretch the gaps so that the last session arrives at N / request_rate, as vLLM does",
     )
-    num_prompts: int | None = Field(None, ge=1, le=10**9, description="requests in all; of a trace: its first ones")
+    num_prompts: int | None = Field(
+        None, ge=1, le=10**9, description="requests in all; of a trace: its first ones, behind trace_skip"
+    )
     time_scale: float = Field(1.0, gt=0, le=1e9, description="factor on the times of a trace")
     samples: int = Field(1, ge=1, le=1024, description="answers to each prompt (n), each a request; turns must be 1")
     prompt_tokens: LengthSpec | None = Field(None, description="new prompt tokens of a turn")

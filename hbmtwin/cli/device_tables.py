@@ -42,6 +42,7 @@ def print_devices(console: Console, devices: Mapping[str, Mapping[str, Any]]) ->
         for name, d in devices.items()
     ]
     print_table(console, header, cells, words=header[-1:])
+    console.print("cpu: the host itself, which serves to hold a run to this machine (hbmtwin validate run)")
 
 
 def print_device_figures(console: Console, devices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:

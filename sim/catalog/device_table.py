@@ -6,6 +6,7 @@
     devices_a2.toml, ...      [ascend-910b2]       a device's own figures
                               [ascend-910b3]       like = "ascend-910b2": those that are not known of it are taken over,
                                                    as uncalibrated
+    devices_cpu.toml          [cpu]                the host itself: found by its id, and in no list of accelerators
 
 A figure is ``{value, source, confidence[, low, high]}``.
 """
@@ -31,6 +32,7 @@ CONFIDENCE = {
 """How far a figure can be trusted, by its letter."""
 
 FILES = ("devices_a2", "devices_ascend", "devices_ampere", "devices_ada_hopper", "devices_blackwell")
+HOST_FILE = "devices_cpu"
 WORDS = ("vendor", "family", "runtime_names", "like")
 MEASURED_ONLY = (
     *("matmul_overlap", "attention_flops_efficiency", "attention_block_tokens", "elementwise_bytes_per_s"),
@@ -69,8 +71,8 @@ class Figure(NamedTuple):
 
 
 def devices() -> tuple[str, ...]:
-    """Ids of all devices, sorted."""
-    return tuple(sorted(_entries()))
+    """Ids of all accelerators, sorted; ``cpu``, the host itself, is none."""
+    return tuple(sorted(name for name, entry in _entries().items() if entry["vendor"] != "cpu"))
 
 
 def device(name: str) -> DeviceSpec:
@@ -127,7 +129,7 @@ def _plain(name: str) -> str:
 def _names() -> dict[str, str]:
     """What devices may be called besides, and the first that is called so."""
     names: dict[str, str] = {}
-    for name in devices():
+    for name in (*devices(), *_read(HOST_FILE)):
         names.setdefault(_plain(name), name)
     for name in devices():
         for called in _spec(name).runtime_names:
@@ -143,7 +145,7 @@ def _spec(name: str) -> DeviceSpec:
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
     """Entries of all files, with what they take over from the device that they are like."""
-    entries = {name: entry for file in FILES for name, entry in _read(file).items()}
+    entries = {name: entry for file in (*FILES, HOST_FILE) for name, entry in _read(file).items()}
     return {name: _taken_over(name, entries) for name in entries}
 
 

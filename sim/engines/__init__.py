@@ -5,6 +5,7 @@
     engine         what may be used                             what is subtracted before KV
     vllm           utilisation x total, rounded up              weights, activations, non-torch; graphs from 0.21
     vllm-ascend    utilisation x total, rounded down            weights, activations, non-torch; on 310P half is kept
+    vllm-cpu       utilisation x total, rounded up              weights, activations, non-torch
     sglang         mem_fraction_static x what is free           weights
     mindie         NPU_MEMORY_FRACTION x total, or npuMemSize   weights, activations, non-torch
     tensorrt-llm   everything that is free                      weights, activations, non-torch; then a fraction of it

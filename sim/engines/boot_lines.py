@@ -9,7 +9,7 @@
     vllm-ascend         the same; before 0.18 the first in bytes, with the total
     sglang              KV Cache is allocated. #tokens: 97503, K size: 5.95 GB, V size: 5.95 GB      (GB: 2^30 bytes)
     tensorrt-llm        [MemUsageChange] Allocated 26.91 GiB for max tokens in paged KV cache (220480).
-    mindie              no line of its own is known
+    mindie, vllm-cpu    no line of their own is known
 
 Sources: ``gpu_worker.py`` and ``kv_cache_utils.py`` of vLLM 0.27.1; public logs of the others.
 """
@@ -90,7 +90,7 @@ def _tensorrt_llm(q: BudgetQuestion, b: MemoryBudget) -> tuple[str, ...]:
     )
 
 
-def _mindie(q: BudgetQuestion, b: MemoryBudget) -> tuple[str, ...]:
+def _unknown(q: BudgetQuestion, b: MemoryBudget) -> tuple[str, ...]:
     return ()
 
 
@@ -101,7 +101,8 @@ def _gib(size: int) -> str:
 _FORMS = {
     "vllm": _vllm,
     "vllm-ascend": _vllm_ascend,
+    "vllm-cpu": _unknown,
     "sglang": _sglang,
     "tensorrt-llm": _tensorrt_llm,
-    "mindie": _mindie,
+    "mindie": _unknown,
 }

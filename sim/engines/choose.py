@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from hbmtwin.kernels.records import DeviceSpec
-from hbmtwin.sim.engines import mindie, sglang, tensorrt_llm, vllm, vllm_ascend
+from hbmtwin.sim.engines import mindie, sglang, tensorrt_llm, vllm, vllm_ascend, vllm_cpu
 from hbmtwin.sim.engines.rules import EngineRules
 
 ENGINES: Mapping[str, Sequence[EngineRules]] = {
     "vllm": vllm.PROFILES,
     "vllm-ascend": vllm_ascend.PROFILES,
+    "vllm-cpu": vllm_cpu.PROFILES,
     "sglang": sglang.PROFILES,
     "mindie": mindie.PROFILES,
     "tensorrt-llm": tensorrt_llm.PROFILES,
@@ -52,13 +53,13 @@ def engine_rules(engine: str, version: str | None = None) -> EngineRules:
 
 
 def rules_for(device: DeviceSpec, engine: str | None = None, version: str | None = None) -> EngineRules:
-    """The rules of the engine that serves on *device*: vLLM, or vllm-ascend, where none is named.
+    """The rules of the engine that serves on *device*: vLLM in its form for that vendor, where none is named.
 
     Raise ValueError for a vendor without any, and for an engine that does not serve on such devices.
     """
-    usual = {"nvidia": "vllm", "ascend": "vllm-ascend"}.get(device.vendor)
+    usual = {"nvidia": "vllm", "ascend": "vllm-ascend", "cpu": "vllm-cpu"}.get(device.vendor)
     if usual is None:
-        raise ValueError(f"{device.name}: no engine rules for vendor {device.vendor!r}; known: ascend, nvidia")
+        raise ValueError(f"{device.name}: no engine rules for vendor {device.vendor!r}; known: ascend, cpu, nvidia")
     rules = engine_rules(engine or usual, version)
     if device.vendor not in rules.vendors:
         able = [name for name, profiles in ENGINES.items() if device.vendor in profiles[-1].vendors]

@@ -125,6 +125,9 @@ CASES: list[tuple[str, ModelShape, dict[str, Any], list[str]]] = [
     ("ada", MODEL, {"kv_cache_dtype": "int8"}, ["npu_dtype_cuda"]),
     ("ada", MODEL, {"kv_cache_dtype": "int8", "paged": False}, ["(npu_dtype_notes_cuda)"]),
     ("hopper", MODEL, {"v_dtype": "fp8"}, ["apart_cuda"]),
+    # on a CPU
+    ("cpu", MODEL, {"engine": "vllm-cpu"}, []),
+    *(("cpu", MODEL, {"kv_cache_dtype": kv}, ["quantised_cpu"]) for kv in ("fp8", "int8")),
     # shapes
     ("a2", LATENT, {"engine": "vllm-ascend"}, []),
     ("a2", replace(LATENT, kv_lora_rank=256, qk_rope_head_dim=32), {}, ["latent_size_npu"]),

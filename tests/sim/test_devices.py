@@ -103,6 +103,18 @@ def test_every_device_has_rules_a_family_and_a_cost_model(name: str) -> None:
     assert cost.step_ticks > 0
 
 
+def test_the_host_is_a_device_that_no_list_of_accelerators_has() -> None:
+    cpu = device("CPU")
+    assert (cpu.name, cpu.vendor, cpu.family, cpu.default_block_size) == ("cpu", "cpu", "cpu", 128)
+    assert "cpu" not in devices()
+    assert devices_called("cpu") == ("cpu",)
+    assert set(device_figures("cpu")) == set(FIGURES) == set(cpu.sources)
+    assert rules_for(cpu).engine == "vllm-cpu"
+    refused = [f.key for f in capability_findings(cpu, model("llama-2-7b"), kv_cache_dtype="fp8") if f.refused]
+    assert refused == ["quantised_cpu"]
+    assert not any(f.refused for f in capability_findings(cpu, model("llama-2-7b")))
+
+
 def test_known_figures() -> None:
     assert device("ascend-910b2").memory_bytes == 65_452_113_920
     assert device("ascend-910b4").memory_bytes == 29.5 * GIB

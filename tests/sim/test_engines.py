@@ -78,6 +78,9 @@ def test_profiles_go_from_the_oldest_to_the_newest_and_name_their_sources() -> N
 def test_an_engine_is_chosen_by_device_and_refused_by_name() -> None:
     assert (rules_for(H100).engine, rules_for(B4).engine) == ("vllm", "vllm-ascend")
     assert rules_for(B4, "mindie", "1").fraction == 0.8
+    assert rules_for(device("cpu")).engine == "vllm-cpu"
+    with pytest.raises(ValueError, match="vllm does not serve on cpu; use one of vllm-cpu"):
+        rules_for(device("cpu"), "vllm")
     with pytest.raises(ValueError, match="'vlm' is not known; did you mean 'vllm'"):
         engine_rules("vlm")
     with pytest.raises(ValueError, match="vllm does not serve on ascend-910b4; use one of vllm-ascend, sglang, mindie"):
@@ -98,6 +101,14 @@ def test_vllm_takes_a_share_of_the_total_rounded_up_and_ascend_down() -> None:
     assert engine_rules("vllm").divide(ACCOUNT) == (900_000_001, 900_000_001 - 460, 0)
     assert engine_rules("vllm-ascend").divide(ACCOUNT) == (900_000_000, 900_000_000 - 460, 0)
     assert engine_rules("mindie").divide(ACCOUNT) == (900_000_000, 900_000_000 - 460, 0)
+
+
+def test_vllm_on_a_cpu_divides_as_on_cuda_captures_nothing_and_has_defaults_of_its_own() -> None:
+    cpu = device("cpu")
+    rules = rules_for(cpu)
+    assert rules.divide(ACCOUNT._replace(graphs=0)) == (900_000_001, 900_000_001 - 450, 0)
+    s = settings_of(rules, LLAMA, cpu, EngineArgs(max_model_len=4096))
+    assert (s.max_num_batched_tokens, s.max_num_seqs, s.block_size, s.enforce_eager) == (2048, 128, 128, True)
 
 
 def test_310p_keeps_half_for_operators() -> None:

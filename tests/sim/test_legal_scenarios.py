@@ -22,6 +22,7 @@ LEFT_OUT = {
     "workload.trace_format": "says what the file's columns say",
     "workload.trace_block_size": "concerns files with hash_ids",
     "workload.trace_jitter": "concerns files whose times are ticks",
+    "workload.trace_skip": "says with which line of a file traffic begins",
     "workload.skip_bad_lines": "concerns files with bad lines",
     "workload.keep_failed": "concerns files with failed calls",
 }

@@ -250,7 +250,7 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, Any], message: str)
 
 
 def test_a_vendor_without_rules_is_refused() -> None:
-    with pytest.raises(ValueError, match="no engine rules for vendor 'acme'; known: ascend, nvidia"):
+    with pytest.raises(ValueError, match="no engine rules for vendor 'acme'; known: ascend, cpu, nvidia"):
         rules_for(replace(B4, vendor="acme"))
 
 

@@ -134,6 +134,25 @@ def test_what_a_scenario_says_of_its_trace(tmp_path: Path) -> None:
         source_of(scenario(*keys, "workload.trace_format=moon"))
 
 
+def test_a_window_of_a_trace_is_the_trace_cut_there(tmp_path: Path) -> None:
+    path, cut = tmp_path / "trace.csv", tmp_path / "cut.csv"
+    lines = ["arrival_s,prompt_tokens,output_tokens,session", "0,5,2,7", "1,9,3,7", "4,20,1,8", "6,40,2,7", "9,8,8,9"]
+    path.write_text("\n".join(lines))
+    cut.write_text("\n".join([lines[0], *lines[2:5]]))
+    window = source_of(scenario(f"workload.trace={path}", "workload.trace_skip=1", "workload.num_prompts=3"))
+    assert window.total_requests == 3
+    first, second = (r for r in window.open())
+    assert [(r.session, r.turn, r.arrival_ns, r.prompt_tokens, r.has_next) for r in (first, second)] == [
+        (7, 0, 0, 9, True),
+        (8, 0, 3 * 10**9, 20, False),
+    ]
+    assert list(window.recorded()) == list(source_of(scenario(f"workload.trace={cut}")).recorded())
+    with pytest.raises(WorkloadError, match=r"trace\.csv: no requests in it behind the first 5$"):
+        source_of(scenario(f"workload.trace={path}", "workload.trace_skip=5"))
+    with pytest.raises(ScenarioError, match=r"workload\.trace_skip: "):
+        scenario("workload.trace_skip=-1")
+
+
 def test_failed_calls_of_a_trace_are_sent_if_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "burst.csv"
     path.write_text("Timestamp,Request tokens,Response tokens\n1,5,2\n2,6,0\n")

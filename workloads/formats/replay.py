@@ -22,9 +22,9 @@ class Replay:
     """A :class:`~hbmtwin.workloads.records.Source` of the rows of one file, the first of which arrives at time 0.
 
     *rows* reads the file anew on each call, *path* names it in errors. Times are multiplied by *time_scale* (2 makes
-    the trace half as dense), only the first *num_prompts* rows are taken, and answers are cut at *max_tokens*, by
-    default their own length. Where a format says which prompts share tokens, they do; else a session's prompt begins
-    with its last prompt and answer if it is at least as long as both together, and is new text if not.
+    the trace half as dense), only the first *num_prompts* rows behind *skip* others are taken, and answers are cut at
+    *max_tokens*, by default their own length. Where a format says which prompts share tokens, they do; else a session's
+    prompt begins with its last prompt and answer if it is at least as long as both together, and is new text if not.
 
     The file is read once here, so that every fault in it is found before anything is simulated and ``has_next`` is
     known, and again, line by line, by each :meth:`open`. Kept are two integers for each session that has more than
@@ -41,19 +41,22 @@ class Replay:
         time_scale: float = 1.0,
         num_prompts: int | None = None,
         max_tokens: int | None = None,
+        skip: int = 0,
     ) -> None:
         if not 0 < time_scale <= 1e9:
             raise WorkloadError(f"time_scale must be above 0 and up to 1e9, not {time_scale}")
         for name, value in (("num_prompts", num_prompts), ("max_tokens", max_tokens)):
             if value is not None and value < 1:
                 raise WorkloadError(f"{name} must be at least 1, not {value}")
+        if skip < 0:
+            raise WorkloadError(f"skip must be at least 0, not {skip}")
         self._read = rows
         self._time_scale = time_scale
-        self._num_prompts = num_prompts
+        self._rows = (skip, None if num_prompts is None else skip + num_prompts)
         self._max_tokens = max_tokens
         self.total_requests: int | None
         with closing(rows()) as scanned:
-            self.total_requests, self._first_ns, self._turn_counts = self._scan(path, islice(scanned, num_prompts))
+            self.total_requests, self._first_ns, self._turn_counts = self._scan(path, islice(scanned, *self._rows))
         self._waiting: dict[int, deque[Request]] = {}
         self.notes: tuple[str, ...] = ()
         """What whoever runs this has to know of the file, a sentence each."""
@@ -82,7 +85,7 @@ class Replay:
         """Every row in order of time, as it was recorded: what the traffic is before a server makes turns wait."""
         histories: dict[int, Request] = {}
         with closing(self._read()) as rows:
-            for id, row in enumerate(islice(rows, self._num_prompts)):
+            for id, row in enumerate(islice(rows, *self._rows)):
                 yield self._request(id, row, histories)
 
     def next_turn(self, r: Request, end_ns: int, status: Status) -> Request | None:
@@ -107,7 +110,8 @@ class Replay:
                 continue
             turn_counts[row.session] = turn_counts.get(row.session, 0) + 1
         if count == 0:
-            raise WorkloadError(f"{path}: no requests in it")
+            behind = f" behind the first {self._rows[0]:,}" if self._rows[0] else ""
+            raise WorkloadError(f"{path}: no requests in it{behind}")
         if (last_ns - first_ns) * self._time_scale > _LAST_NS:
             raise WorkloadError(f"{path}: at a time_scale of {self._time_scale} it lasts over 146 years; lower it")
         return count, first_ns, {session: turns for session, turns in turn_counts.items() if turns > 1}

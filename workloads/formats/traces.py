@@ -51,6 +51,7 @@ def open_trace(
     format: str | None = None,
     time_scale: float = 1.0,
     num_prompts: int | None = None,
+    skip: int = 0,
     max_tokens: int | None = None,
     block_size: int | None = None,
     jitter: bool = False,
@@ -67,7 +68,7 @@ def open_trace(
     """
     path = Path(path)
     reader = _reader(path, format, block_size, jitter, skip_bad_lines, keep_failed, seed)
-    replay = Replay(path, reader.rows, time_scale=time_scale, num_prompts=num_prompts, max_tokens=max_tokens)
+    replay = Replay(path, reader.rows, time_scale=time_scale, num_prompts=num_prompts, max_tokens=max_tokens, skip=skip)
     if not reader.has_times and reader.format is not None:
         raise TimelessTrace(
             f"{path}: {reader.format.title} with lengths and no times, so it cannot be replayed; add a column "
