@@ -46,6 +46,7 @@ from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
 from hbmtwin.sim.serial_reuse import ReuseTerms, reuse_terms
 from hbmtwin.sim.slo import objectives
+from hbmtwin.sim.sweep.scenario_key import scenario_key
 from hbmtwin.sim.what_would_hold import ran_short, what_would_hold
 from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 from hbmtwin.workloads.formats.traces import open_trace
@@ -117,6 +118,7 @@ __all__ = [
     "replay",
     "reuse_terms",
     "run",
+    "scenario_key",
     "schedulers",
     "weight_bytes_per_rank",
     "what_would_hold",

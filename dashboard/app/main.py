@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
-from hbmtwin.dashboard.app import fit_page, language
+from hbmtwin.dashboard.app import fit_page, language, what_if_page
 from hbmtwin.sim.phrases import Phrase
 
 FIT = Phrase("Fit", "显存规划")
+WHAT_IF = Phrase("What if", "假设分析")
 
 
 def main() -> None:
@@ -16,6 +17,7 @@ def main() -> None:
     language.choose()
     pages = [
         st.Page(fit_page.show, title=language.text(FIT), default=True),
+        st.Page(what_if_page.show, title=language.text(WHAT_IF), url_path="what-if"),
     ]
     st.navigation(pages).run()
 

@@ -34,3 +34,15 @@ def draw(figure: go.Figure, key: str) -> None:
     st.plotly_chart(in_theme(figure, is_dark()), theme=None, key=key, config=CONFIG)
 
 
+
+
+def draw_brushed(figure: go.Figure, key: str) -> tuple[float, float] | None:
+    """Draw it, and return the stretch of the horizontal axis that somebody dragged over; None without one."""
+    event = st.plotly_chart(
+        in_theme(figure, is_dark()), theme=None, key=key, config=CONFIG, on_select="rerun", selection_mode="box"
+    )
+    boxes = event["selection"]["box"]
+    if not boxes:
+        return None
+    begin, end = sorted(map(float, boxes[-1]["x"]))
+    return begin, end

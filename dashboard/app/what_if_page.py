@@ -1,0 +1,150 @@
+"""What-if: a scenario, a run of it, and what became of its memory, its requests and its latency."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from hbmtwin.api import CatalogError, Result, Scenario, ScenarioError
+from hbmtwin.dashboard.app import jobs, knobs
+from hbmtwin.dashboard.app.language import lang, text
+from hbmtwin.dashboard.app.settings_link import command, settings_of
+from hbmtwin.dashboard.app.theme import draw, draw_brushed
+from hbmtwin.dashboard.app.timeline_figure import timeline
+from hbmtwin.dashboard.figures import latency_by_turn
+from hbmtwin.dashboard.remarks import remarks
+from hbmtwin.dashboard.verdict import headline, oom_in_words
+from hbmtwin.sim.phrases import Phrase
+
+TITLE = Phrase("What if?", "假设分析")
+RUN = Phrase("Run", "运行")
+EMPTY = Phrase(
+    "Turn a knob on the left, then run: you will see where every byte of the device is over time, when it runs out, "
+    "and what that does to latency.",
+    "在左侧调整参数后点击运行：将看到设备显存随时间的去向、何时耗尽，以及对时延的影响。",
+)
+NAME = "run"
+DONE = Phrase("Completed", "已完成")
+OF = Phrase("of {total:,}", "共 {total:,}")
+PEAK = Phrase("Peak reserved (GiB)", "保留峰值（GiB）")
+OF_DEVICE = Phrase("of {total:.2f}", "共 {total:.2f}")
+TTFT = Phrase("TTFT p99 (s)", "TTFT p99（秒）")
+TPOT = Phrase("TPOT p99 (ms)", "TPOT p99（毫秒）")
+PREEMPTED = Phrase("Preemptions", "抢占次数")
+MEDIAN = Phrase("p50 {value}", "p50 {value}")
+OVER_TIME = Phrase("Memory, KV and queue over time (drag to choose a stretch)", "显存、KV 与队列随时间（拖动可选取一段）")
+LATENCY = Phrase("Latency", "时延")
+PERCENTILES = Phrase("Percentiles", "分位数")
+STRETCH = Phrase("{begin:.1f} to {end:.1f} s", "{begin:.1f} 至 {end:.1f} 秒")
+COMMAND = Phrase("The same as a command line", "等价的命令行")
+SCENARIO_FILE = Phrase("Scenario (TOML)", "场景（TOML）")
+SUMMARY_FILE = Phrase("Summary (JSON)", "汇总（JSON）")
+REQUESTS_FILE = Phrase("Requests (CSV)", "请求明细（CSV）")
+NOTES = Phrase("Notes", "说明")
+METRICS = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
+GIB = 1 << 30
+
+
+def show() -> None:
+    """Draw the page."""
+    st.title(text(TITLE))
+    scenario = knobs.choose()
+    if scenario is None:
+        return
+    try:
+        result = jobs.result_of(scenario)
+    except (ScenarioError, CatalogError) as error:
+        st.error(str(error), icon="✏️")
+        return
+    task = jobs.under_way()
+    if st.button(text(RUN), type="primary", icon="▶️", disabled=result is not None, key="run"):
+        jobs.start(scenario)
+        task = jobs.under_way()
+    if task is not None and not task.ended:
+        jobs.wait()
+        return
+    if task is not None and task.state == "done":
+        st.session_state.pop("task")
+        st.rerun()
+    if result is None:
+        if task is not None:
+            jobs.tell_end(task)
+        else:
+            st.info(text(EMPTY))
+        _share(scenario)
+        return
+    _result(result)
+    _share(scenario)
+    _downloads(result)
+
+
+def _result(result: Result) -> None:
+    s = result.summary
+    told = headline({NAME: s})
+    (st.error if result.oom is not None else st.success)(told)
+    if result.oom is not None:
+        st.markdown(oom_in_words(result.oom))
+    _figures(s)
+    st.subheader(text(OVER_TIME))
+    chosen = draw_brushed(timeline(result, lang()), key="timeline")
+    if chosen is not None:
+        st.session_state["brush"] = chosen
+        st.caption(text(STRETCH, begin=chosen[0], end=chosen[1]))
+    left, right = st.columns([3, 2])
+    with left:
+        st.subheader(text(LATENCY))
+        draw(latency_by_turn({NAME: result}), key="latency")
+    with right:
+        st.subheader(text(PERCENTILES))
+        st.dataframe(percentiles(s), hide_index=True)
+    notes = [*remarks({NAME: s}), *s["notes"]]
+    if notes:
+        with st.expander(text(NOTES)):
+            for note in notes:
+                st.markdown(f"- {note}")
+
+
+def _figures(s: dict[str, Any]) -> None:
+    five = st.columns(5)
+    five[0].metric(text(DONE), f"{s['requests_completed']:,}", text(OF, total=s["requests_total"]), **_PLAIN)
+    capacity = text(OF_DEVICE, total=s["capacity_bytes"] / GIB)
+    five[1].metric(text(PEAK), f"{s['peak_reserved_bytes'] / GIB:.2f}", capacity, **_PLAIN)
+    for column, label, name, factor in ((2, TTFT, "ttft_s", 1), (3, TPOT, "tpot_s", 1e3)):
+        values = s[name]
+        high, middle = (None if values[q] is None else f"{values[q] * factor:,.2f}" for q in ("p99", "p50"))
+        five[column].metric(text(label), high or "–", text(MEDIAN, value=middle or "–"), **_PLAIN)
+    five[4].metric(text(PREEMPTED), f"{s['preemptions']:,}", border=True)
+
+
+_PLAIN: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "border": True}
+
+
+def percentiles(summary: dict[str, Any]) -> pd.DataFrame:
+    """A row a percentile, a column a latency, in seconds."""
+    names = [name for name in METRICS if summary.get(name)]
+    rows = list(summary[names[0]])
+    return pd.DataFrame({"": rows, **{name: [summary[name][row] for row in rows] for name in names}})
+
+
+def _share(scenario: Scenario) -> None:
+    st.markdown(f"**{text(COMMAND)}**")
+    st.code(command("run", settings_of(scenario)), language="bash", wrap_lines=True)
+    st.download_button(
+        text(SCENARIO_FILE), scenario.to_toml(), "scenario.toml", "application/toml", on_click="ignore", key="toml"
+    )
+
+
+def _downloads(result: Result) -> None:
+    text_ = json.dumps(result.summary, indent=2, ensure_ascii=False, allow_nan=False)
+    st.download_button(text(SUMMARY_FILE), text_, "summary.json", "application/json", on_click="ignore", key="json")
+    st.download_button(
+        text(REQUESTS_FILE),
+        lambda: result.requests.to_csv(index=False),
+        "requests.csv",
+        "text/csv",
+        on_click="ignore",
+        key="csv",
+    )
