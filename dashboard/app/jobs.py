@@ -1,12 +1,14 @@
 """What the sessions of the app share: the workers and the kept results; and how a page waits for a run of its own.
 
-A page asks :func:`result_of` for the result of a scenario. If it is kept, it is there at once; if not, the page draws
-what :func:`wait` draws until it is.
+A page asks :func:`result_of` for the result of a scenario. If it is kept, it is there at once; if not, the page starts
+a job in a slot of its own, and draws what :func:`done` draws until it is there.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import streamlit as st
 
@@ -59,72 +61,113 @@ def _loaded(key: str) -> Result:
 def result_of(scenario: Scenario) -> Result | None:
     """The result of a scenario, if one is kept. Raise ScenarioError where a file of it is missing."""
     try:
-        return _loaded(scenario_key(scenario))
+        return _loaded(key_of(scenario))
     except KeyError:
         return None
 
 
-def start(scenario: Scenario) -> None:
-    """Begin its run for this session, in place of one that is under way. Raise TooManyJobs."""
-    leave()
-    both = shared()
-    key = scenario_key(scenario)
-    job = {"verb": "run", "settings": settings_of(scenario), "out": str(both.kept.path(key))}
+def key_of(scenario: Scenario) -> str:
+    """The name under which its result is kept: of its run, and of the tables that it is to have."""
+    wanted = scenario.results
+    stored = (wanted.steps, wanted.memory_trace, wanted.cache_events, wanted.checkpoint_s)
+    limits = (wanted.alert_kv_used_bytes, wanted.alert_kv_usage, wanted.alert_hit_rate)
+    plain = (False, False, False, 0.0), (None, None, None)
+    name = scenario_key(scenario)
+    if (stored, limits) == plain:
+        return name
+    return f"{name}-{hashlib.sha256(repr((stored, limits)).encode()).hexdigest()[:8]}"
+
+
+def start(slot: str, key: str, job: Mapping[str, Any]) -> None:
+    """Begin a job of this session under *slot*, in place of one that is under way there."""
+    leave(slot)
     try:
-        st.session_state["task"] = both.workers.start(key, job)
+        _tasks()[slot] = shared().workers.start(key, job)
     except TooManyJobs as error:
         st.error(str(error))
 
 
-def under_way() -> Task | None:
-    """This session's run, if one is under way or has ended badly."""
-    task: Task | None = st.session_state.get("task")
-    return task
+def start_run(slot: str, scenario: Scenario) -> None:
+    """Begin the run of a scenario."""
+    key = key_of(scenario)
+    start(slot, key, {"verb": "run", "settings": settings_of(scenario), "out": str(shared().kept.path(key))})
 
 
-def leave() -> None:
+def task_of(slot: str) -> Task | None:
+    """What this session has under way there, or what has ended there and nobody has seen."""
+    return _tasks().get(slot)
+
+
+def leave(slot: str) -> None:
     """Wait for it no longer."""
-    task = st.session_state.pop("task", None)
-    if task is not None:
+    if (task := _tasks().pop(slot, None)) is not None:
         shared().workers.leave(task)
 
 
+def _tasks() -> dict[str, Task]:
+    tasks: dict[str, Task] = st.session_state.setdefault("tasks", {})
+    return tasks
+
+
 @st.fragment(run_every=EVERY_S)
-def wait() -> None:
-    """Draw how far this session's run is, with a button that cancels it; the whole page is drawn anew at its end."""
-    task = under_way()
+def wait(slot: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> None:
+    """Draw how far a job is, with a button that cancels it; the whole page is drawn anew at its end.
+
+    *words* tells the share that is done, and a sentence, from what its worker said last.
+    """
+    task = task_of(slot)
     if task is None:
         return
-    if task.state == "done":
-        st.session_state.pop("task")
-        st.rerun()
     if task.ended:
         st.rerun()
-    p = task.progress
-    total = p.get("total")
-    fraction = min(1.0, p["completed"] / total) if total else 0.0
     if task.state == "waiting":
-        words = text(WAITS, before=shared().workers.waiting_before(task))
-    elif not p:
-        words = text(BEGINS)
+        fraction, said = 0.0, text(WAITS, before=shared().workers.waiting_before(task))
+    elif not task.progress:
+        fraction, said = 0.0, text(BEGINS)
     else:
-        words = text(
-            RUNS,
-            completed=p["completed"],
-            total=f"{total:,}" if total else "?",
-            simulated=p["simulated_s"],
-            running=p["running"],
-        )
-    st.progress(fraction, words)
-    if st.button(text(CANCEL), key="cancel", icon="⏹️"):
-        leave()
+        fraction, said = words(task.progress)
+    st.progress(fraction, said)
+    if st.button(text(CANCEL), key=f"cancel-{slot}", icon="⏹️"):
+        leave(slot)
         st.rerun()
 
 
-def tell_end(task: Task) -> None:
-    """Why a run has no result."""
+def of_run(progress: Mapping[str, Any]) -> tuple[float, str]:
+    """How far a run is."""
+    total = progress["total"]
+    said = text(
+        RUNS,
+        completed=progress["completed"],
+        total=f"{total:,}" if total else "?",
+        simulated=progress["simulated_s"],
+        running=progress["running"],
+    )
+    return min(1.0, progress["completed"] / total) if total else 0.0, said
+
+
+def done(slot: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> Task | None:
+    """Draw what there is to draw of a slot: its progress, or why it failed; return its task once it is done.
+
+    A page stops where it has drawn progress: call :func:`busy` first if it should not.
+    """
+    task = task_of(slot)
+    if task is None:
+        return None
+    if not task.ended:
+        wait(slot, words)
+        return None
+    if task.state == "done":
+        _tasks().pop(slot)
+        return task
     if task.state == "failed":
         st.error(task.message, icon="✏️")
     elif task.state == "lost":
         st.error(text(LOST), icon="💥")
+    _tasks().pop(slot)
+    return None
 
+
+def busy(slot: str) -> bool:
+    """Whether a job is under way there."""
+    task = task_of(slot)
+    return task is not None and not task.ended

@@ -27,6 +27,7 @@ EMPTY = Phrase(
     "在左侧调整参数后点击运行：将看到设备显存随时间的去向、何时耗尽，以及对时延的影响。",
 )
 NAME = "run"
+SLOT = "what-if"
 DONE = Phrase("Completed", "已完成")
 OF = Phrase("of {total:,}", "共 {total:,}")
 PEAK = Phrase("Peak reserved (GiB)", "保留峰值（GiB）")
@@ -59,21 +60,14 @@ def show() -> None:
     except (ScenarioError, CatalogError) as error:
         st.error(str(error), icon="✏️")
         return
-    task = jobs.under_way()
-    if st.button(text(RUN), type="primary", icon="▶️", disabled=result is not None, key="run"):
-        jobs.start(scenario)
-        task = jobs.under_way()
-    if task is not None and not task.ended:
-        jobs.wait()
-        return
-    if task is not None and task.state == "done":
-        st.session_state.pop("task")
+    if st.button(text(RUN), type="primary", icon="▶️", disabled=result is not None or jobs.busy(SLOT), key="run"):
+        jobs.start_run(SLOT, scenario)
+    if jobs.done(SLOT, jobs.of_run) is not None:
         st.rerun()
+    if jobs.busy(SLOT):
+        return
     if result is None:
-        if task is not None:
-            jobs.tell_end(task)
-        else:
-            st.info(text(EMPTY))
+        st.info(text(EMPTY))
         _share(scenario)
         return
     _result(result)

@@ -1,0 +1,119 @@
+"""Memory map: where every segment, block and hole lies at one moment of the run, and why memory ran out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from hbmtwin.api import CatalogError, Result, ScenarioError, ran_short
+from hbmtwin.dashboard.address_map import address_map, moments
+from hbmtwin.dashboard.app import jobs, knobs
+from hbmtwin.dashboard.app.free_sizes_figure import free_pieces, free_sizes
+from hbmtwin.dashboard.app.language import lang, text
+from hbmtwin.dashboard.app.theme import draw
+from hbmtwin.dashboard.verdict import bytes_text, oom_in_words
+from hbmtwin.sim.phrases import Phrase
+
+TITLE = Phrase("Memory map", "显存地图")
+NO_RESULT = Phrase(
+    "There is no run of these settings yet: start one on the page *What if*.",
+    "当前设置还没有运行结果：请先在“假设分析”页运行。",
+)
+MOMENT = Phrase("Moment (s)", "时刻（秒）")
+FREE = Phrase("Free, cached by allocators", "分配器缓存的空闲")
+LARGEST = Phrase("Largest free piece", "最大空闲块")
+HOLES = Phrase("Free pieces", "空闲块数")
+BY_SIZE = Phrase("Free pieces by size", "空闲块大小分布")
+WHY = Phrase("Why memory ran out", "显存耗尽的原因")
+TERMS = Phrase("The books at that moment", "当时的显存账目")
+ITEM = Phrase("what", "项目")
+MIB_COLUMN = Phrase("MiB", "MiB")
+HELD = Phrase("What would have held", "怎样才能撑住")
+TRY = Phrase("Run the same traffic under each single change", "用相同流量逐一试验各项改动")
+TRYING = Phrase("{runs} changes tried, last: {name}", "已试验 {runs} 项，最近：{name}")
+CHANGE, OUTCOME = Phrase("change", "改动"), Phrase("outcome", "结果")
+HOLDS = Phrase("holds", "撑住")
+DIES = Phrase("dies at {at:.1f} s: {cause}", "{at:.1f} 秒时耗尽：{cause}")
+NO_START = Phrase("does not start", "无法启动")
+SHORT = Phrase("rejects requests", "拒绝请求")
+MIB = 1 << 20
+SLOT = "cures"
+
+
+def show() -> None:
+    """Draw the page."""
+    st.title(text(TITLE))
+    scenario = knobs.choose()
+    if scenario is None:
+        return
+    try:
+        result = jobs.result_of(scenario)
+    except (ScenarioError, CatalogError) as error:
+        st.error(str(error), icon="✏️")
+        return
+    if result is None:
+        st.info(text(NO_RESULT))
+        return
+    _map(result)
+    if result.oom is not None:
+        _forensics(result)
+    if ran_short(result.summary):
+        _cures(result, jobs.key_of(scenario))
+
+
+def _map(result: Result) -> None:
+    at = [time / 1e9 for time in moments(result)]
+    brushed = st.session_state.get("brush")
+    first = at[-1] if brushed is None else max([t for t in at if t <= brushed[1]], default=at[0])
+    chosen = st.select_slider(text(MOMENT), at, first, format_func=lambda t: f"{t:.1f}") if len(at) > 1 else first
+    time_ns = round(chosen * 1e9)
+    pieces = free_pieces(result.checkpoints, time_ns)
+    three = st.columns(3)
+    three[0].metric(text(FREE), bytes_text(int(pieces.sum())), border=True)
+    three[1].metric(text(LARGEST), bytes_text(int(pieces.max(initial=0))), border=True)
+    three[2].metric(text(HOLES), f"{len(pieces):,}", border=True)
+    draw(address_map(result, time_ns), key="map")
+    st.subheader(text(BY_SIZE))
+    asked = result.oom["need_bytes"] if result.oom is not None and chosen == at[-1] else None
+    draw(free_sizes(pieces, asked, lang()), key="free")
+
+
+def _forensics(result: Result) -> None:
+    oom = result.oom
+    assert oom is not None
+    st.subheader(text(WHY))
+    st.error(oom_in_words(oom))
+    terms = {name: value for name, value in oom.items() if name.endswith("_bytes") and isinstance(value, int)}
+    with st.expander(text(TERMS)):
+        st.dataframe(
+            pd.DataFrame({text(ITEM): list(terms), text(MIB_COLUMN): [value / MIB for value in terms.values()]}),
+            hide_index=True,
+            column_config={text(MIB_COLUMN): st.column_config.NumberColumn(format="%.1f")},
+        )
+
+
+def _cures(result: Result, key: str) -> None:
+    st.subheader(text(HELD))
+    rows = result.summary.get("what_would_hold") or st.session_state.get("cures", {}).get(key)
+    if rows is None:
+        if st.button(text(TRY), key="try", disabled=jobs.busy(SLOT)):
+            jobs.start(SLOT, f"cures-{key}", {"verb": "what_would_hold", "result": str(jobs.shared().kept.path(key))})
+        task = jobs.done(SLOT, lambda said: (0.0, text(TRYING, runs=said["runs"], name=said["name"])))
+        if task is not None:
+            st.session_state.setdefault("cures", {})[key] = task.outcome["rows"]
+            st.rerun()
+        return
+    st.dataframe(
+        pd.DataFrame({text(CHANGE): [row["change"] for row in rows], text(OUTCOME): [_outcome(row) for row in rows]}),
+        hide_index=True,
+    )
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    if row["held"]:
+        return text(HOLDS)
+    if row["cause"] == "does_not_fit":
+        return text(NO_START)
+    return text(SHORT) if row["died_at_s"] is None else text(DIES, at=row["died_at_s"], cause=row["cause"])
