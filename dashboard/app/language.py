@@ -8,22 +8,21 @@ from hbmtwin.sim.phrases import LANGUAGES, Lang, Phrase, Said
 
 KEY = "lang"
 NAMES: dict[Lang, str] = {"en": "English", "zh": "中文"}
-LANGUAGE = Phrase("Language", "语言")
 
 
 def choose() -> Lang:
-    """Draw the switch, and return the language."""
-    lang: Lang = st.sidebar.segmented_control(
-        "Language · 语言",
-        LANGUAGES,
-        default="en",
-        format_func=NAMES.__getitem__,
-        key=KEY,
-        required=True,
-        bind="query-params",
-        persist_state="session",
+    """Draw the switch, and return the language; the address says it where it is not English."""
+    if KEY not in st.session_state:
+        asked = st.query_params.get(KEY)
+        st.session_state[KEY] = asked if asked in LANGUAGES else LANGUAGES[0]
+    chosen: Lang = st.sidebar.segmented_control(
+        "Language · 语言", LANGUAGES, format_func=NAMES.__getitem__, key=KEY, required=True, persist_state="session"
     )
-    return lang
+    if chosen != LANGUAGES[0]:
+        st.query_params[KEY] = chosen
+    elif KEY in st.query_params:
+        del st.query_params[KEY]
+    return chosen
 
 
 def lang() -> Lang:

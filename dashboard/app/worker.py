@@ -70,6 +70,33 @@ def run(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     return {}
 
 
+def compare(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """``{"settings": [...], "policies": [...], "variants": {name: [...]}, "out": {name: directory}}``.
+
+    Each result lands in its directory; presets that are illegal here have none, and are told with the reason.
+    """
+    done = 0
+    left_out: dict[str, str] = {}
+
+    def one(name: str) -> None:
+        nonlocal done
+        done += 1
+        tell({"runs": done, "total": len(job["out"]), "name": name})
+
+    tell({"runs": 0, "total": len(job["out"]), "name": "–"})
+    results = api.compare(
+        None,
+        job["policies"],
+        variants=job["variants"],
+        overrides=job["settings"],
+        finished=one,
+        left_out=left_out.__setitem__,
+    )
+    for name, result in results.items():
+        result.save(Path(job["out"][name]))
+    return {"left_out": left_out}
+
+
 def what_would_hold(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """``{"result": directory}``: its traffic under single changes, a row each."""
     done = 0
@@ -84,6 +111,7 @@ def what_would_hold(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
 
 VERBS: Mapping[str, Callable[[Mapping[str, Any], Tell], dict[str, Any]]] = {
     "run": run,
+    "compare": compare,
     "what_would_hold": what_would_hold,
 }
 

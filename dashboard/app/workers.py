@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -92,7 +94,7 @@ class Workers:
             process = task._process
             self._end(task, "cancelled")
         if process is not None:
-            process.kill()  # what it wrote lies in a directory that no result ever has the name of
+            _kill(process)  # what it wrote lies in a directory that no result ever has the name of
 
     def close(self) -> None:
         """End all of it; nothing is started any more."""
@@ -104,8 +106,7 @@ class Workers:
                 self._end(task, "cancelled")
         for process in [*(task._process for task in tasks), spare]:
             if process is not None:
-                process.kill()
-                process.wait()
+                _kill(process)
 
     def waiting_before(self, task: Task) -> int:
         """How many come before it."""
@@ -138,8 +139,7 @@ class Workers:
                         task.progress = said
         except (OSError, ValueError):  # it is gone, or was cut off in the middle of a line
             said = {}
-        process.kill()
-        process.wait()
+        _kill(process)
         with self._lock:
             self._running -= 1
             if not task.ended:
@@ -167,6 +167,17 @@ class Workers:
         with self._lock:
             if self._spare is None and not self._closed:
                 self._spare = _process()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End it, and the processes that it has started: they are a session of their own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 def _process() -> subprocess.Popen[str]:

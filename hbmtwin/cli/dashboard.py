@@ -20,8 +20,8 @@ SETTINGS = {
     "server.fileWatcherType": "none",
     "server.maxUploadSize": str(UPLOAD_MB),
     "client.toolbarMode": "viewer",
-    "client.showErrorDetails": "stacktrace",
-    "theme.base": "light",
+    "client.showErrorDetails": "type",
+    "client.showErrorLinks": "false",
 }
 """Of Streamlit: no telemetry, nothing that is meant for whoever writes an app."""
 

@@ -101,7 +101,7 @@ def compare(
     from hbmtwin.api import compare as simulate
     from hbmtwin.cli.progress import progress_of_runs
     from hbmtwin.cli.tables import print_comparison
-    from hbmtwin.cli.variants import parse_variants
+    from hbmtwin.sim.variants import parse_variants
     from hbmtwin.dashboard.remarks import remarks
     from hbmtwin.dashboard.verdict import same_traffic
 

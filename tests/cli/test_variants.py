@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hbmtwin.api import Result, ScenarioError
-from hbmtwin.cli.variants import parse_variants, split_at_commas
+from hbmtwin.sim.variants import parse_variants, split_at_commas
 
 Shell = Callable[..., Any]
 

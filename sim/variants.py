@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from hbmtwin.api import PRESETS, ScenarioError
+from hbmtwin.sim.scenario import PRESETS, ScenarioError
 
 FORM = "write it as NAME:key=value,key=value (NAME: alone is the scenario itself)"
 LONGEST_NAME = 64
