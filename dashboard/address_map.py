@@ -16,8 +16,9 @@ from plotly.subplots import make_subplots
 
 from hbmtwin.api import Result
 from hbmtwin.dashboard.figures import style
-from hbmtwin.dashboard.palette import ALARM, HOLE, INK, MEMORY, PARTLY_FILLED, POOL_TENSOR, UNRESERVED
+from hbmtwin.dashboard.palette import ALARM, HOLE, INK, MEMORY, NOTE_PAPER, PARTLY_FILLED, POOL_TENSOR, UNRESERVED
 from hbmtwin.dashboard.verdict import bytes_text
+from hbmtwin.sim.phrases import Count, Lang, Phrase, Said
 
 MIB = 2**20
 ROWS = 32
@@ -32,8 +33,19 @@ _COLOURS = {
     "unreserved": (UNRESERVED.label, UNRESERVED.colour),
     "pool": (POOL_TENSOR.label, POOL_TENSOR.colour),
     "partly": (PARTLY_FILLED.label, PARTLY_FILLED.colour),
-    "hole": ("Hole: cached by the allocator, in nobody's use", HOLE),
+    "hole": (Phrase("Hole: cached by the allocator, in nobody's use", "空洞：分配器缓存着，无人使用"), HOLE),
 }
+DEVICE_MEMORY = Phrase("device memory", "设备显存")
+BLOCK_POOL = Phrase("KV block pool: {count} blocks, by id", "KV 块池：{count} 块，按块号排列")
+ADDRESS = Phrase("address within its row (MiB)", "行内地址 (MiB)")
+FIRST_ADDRESS = Phrase("row's first address (GiB)", "行首地址 (GiB)")
+LARGEST_HOLE = Phrase(
+    "largest of {count} holes: {largest}; all: {all}", "{count} 个空洞中最大的：{largest}；合计：{all}"
+)
+BLOCK = Phrase("block {id}<extra></extra>", "块 {id}<extra></extra>")
+BLOCK_ID = Phrase("block id within its row", "行内块号")
+FIRST_ID = Phrase("first id", "行首块号")
+
 _TAGS = {"weight": "weights", "activation": "activations", "workspace": "activations", "kv": "pool"}
 _STATES = {"running": "kv_tokens", "parked": "kv_parked", "cached": "kv_cached", "growth_copy": "growth_copy"}
 
@@ -43,7 +55,7 @@ def moments(result: Result) -> list[int]:
     return [int(t) for t in np.unique(result.checkpoints["time_ns"].to_numpy())]
 
 
-def address_map(result: Result, time_ns: int) -> go.Figure:
+def address_map(result: Result, time_ns: int, lang: Lang = "en") -> go.Figure:
     """The map at the latest recorded moment that is not after *time_ns* (the first one, if there is none before)."""
     at = result.checkpoints
     times = at["time_ns"]
@@ -58,20 +70,21 @@ def address_map(result: Result, time_ns: int) -> go.Figure:
     static_bytes = int(result.timeline["static"].iloc[0])  # placed first, so at the bottom, and nobody's block
     if pieces and 0 < static_bytes <= pieces[0][0]:
         pieces.insert(0, (0, static_bytes, "static"))
+    titles = (Said.of(DEVICE_MEMORY), Said.of(BLOCK_POOL, count=Count(len(grid))))
     figure = make_subplots(
         rows=1 if grid.empty else 2,
         cols=1,
         row_heights=None if grid.empty else [0.64, 0.36],
         vertical_spacing=0.16,
-        subplot_titles=None if grid.empty else ["device memory", f"KV block pool: {len(grid):,} blocks, by id"],
+        subplot_titles=None if grid.empty else [title.text(lang) for title in titles],
     )
     capacity = int(result.summary["capacity_bytes"])
     end = max(capacity, pieces[-1][1] if pieces else 0)
     row_bytes = max(MIB, 1 << (-(-end // ROWS) - 1).bit_length())
-    _draw_pieces(figure, pieces, end, row_bytes)
-    _mark_largest_hole(figure, pieces, row_bytes)
+    drawn = _draw_pieces(figure, pieces, end, row_bytes, lang)
+    _mark_largest_hole(figure, pieces, row_bytes, lang)
     if not grid.empty:
-        _draw_grid(figure, grid, has_states=bool(result.timeline["kv_state"].any()))
+        _draw_grid(figure, grid, drawn, lang, has_states=bool(result.timeline["kv_state"].any()))
     height = 640 if grid.empty else 860
     style(figure, height)
     figure.update_layout(
@@ -82,13 +95,13 @@ def address_map(result: Result, time_ns: int) -> go.Figure:
         margin={"b": 130},
     )
     figure.update_xaxes(
-        title_text="address within its row (MiB)",
+        title_text=Said.of(ADDRESS).text(lang),
         range=[0, row_bytes / MIB],
         row=1,
         col=1,
     )
     figure.update_yaxes(
-        title_text="row's first address (GiB)",
+        title_text=Said.of(FIRST_ADDRESS).text(lang),
         range=[-(-end // row_bytes) - 0.4, -0.6],
         tickvals=list(range(0, -(-end // row_bytes), 2)),
         ticktext=[f"{row * row_bytes / 2**30:g}" for row in range(0, -(-end // row_bytes), 2)],
@@ -146,11 +159,13 @@ def _split(pieces: Pieces, row_bytes: int) -> dict[str, list[tuple[int, int, int
     return by_kind
 
 
-def _draw_pieces(figure: go.Figure, pieces: Pieces, end: int, row_bytes: int) -> None:
+def _draw_pieces(figure: go.Figure, pieces: Pieces, end: int, row_bytes: int, lang: Lang) -> set[str]:
+    """Draw them, and return of which kinds there were any."""
     by_kind = _split(pieces, row_bytes)
     by_kind["unreserved"] = _split([(0, end, "unreserved")], row_bytes)["unreserved"]  # behind everything
     for kind in ("unreserved", *(kind for kind in _COLOURS if kind != "unreserved")):
-        label, colour = _COLOURS[kind]
+        said, colour = _COLOURS[kind]
+        label = Said.of(said).text(lang)
         rows = by_kind.get(kind)
         if not rows:
             continue
@@ -170,9 +185,10 @@ def _draw_pieces(figure: go.Figure, pieces: Pieces, end: int, row_bytes: int) ->
             row=1,
             col=1,
         )
+    return set(by_kind)
 
 
-def _mark_largest_hole(figure: go.Figure, pieces: Pieces, row_bytes: int) -> None:
+def _mark_largest_hole(figure: go.Figure, pieces: Pieces, row_bytes: int, lang: Lang) -> None:
     holes = [(end - start, start) for start, end, kind in pieces if kind == "hole"]
     if not holes:
         return
@@ -190,13 +206,14 @@ def _mark_largest_hole(figure: go.Figure, pieces: Pieces, row_bytes: int) -> Non
         col=1,
     )
     middle = (offset + seen / 2) / row_bytes
+    sizes = {"largest": bytes_text(size), "all": bytes_text(sum(length for length, _ in holes))}
     figure.add_annotation(
         x=middle * row_bytes / MIB,
         xanchor="left" if middle < 0.3 else "right" if middle > 0.7 else "center",
         y=row - 0.46,
-        text=f"largest of {len(holes):,} holes: {bytes_text(size)}; all: {bytes_text(sum(s for s, _ in holes))}",
+        text=Said.of(LARGEST_HOLE, count=Count(len(holes)), **sizes).text(lang),
         font={"color": ALARM},
-        bgcolor="rgba(255,255,255,0.85)",
+        bgcolor=NOTE_PAPER,
         arrowcolor=ALARM,
         ax=0,
         ay=-26,
@@ -213,8 +230,8 @@ def _blocks(pieces: pd.DataFrame, block_bytes: int | None) -> pd.DataFrame:
     return repeated.assign(requested=repeated["requested"] * block_bytes // repeated["size"], size=block_bytes)
 
 
-def _draw_grid(figure: go.Figure, grid: pd.DataFrame, *, has_states: bool) -> None:
-    """Where a model has states, a block in use without any token holds one."""
+def _draw_grid(figure: go.Figure, grid: pd.DataFrame, drawn: set[str], lang: Lang, *, has_states: bool) -> None:
+    """Where a model has states, a block in use without any token holds one. The legend has those *drawn* already."""
     kinds = ["kv_pool_free", "kv_tokens", "partly", "kv_parked", "kv_cached", "kv_state"]
     code = grid["state"].map({"running": 1, "parked": 3, "cached": 4}).fillna(0).to_numpy(dtype=np.int8)
     if has_states:
@@ -234,26 +251,22 @@ def _draw_grid(figure: go.Figure, grid: pd.DataFrame, *, has_states: bool) -> No
             showscale=False,
             xgap=1 if columns <= 200 else 0,
             ygap=1 if columns <= 200 else 0,
-            hovertemplate=f"block %{{x}} + {columns} × %{{y}}<extra></extra>",
+            hovertemplate=Said.of(BLOCK, id=f"%{{x}} + {columns} × %{{y}}").text(lang),
         ),
         row=2,
         col=1,
     )
     for kind in (kinds[i] for i in np.unique(code)):
-        if kind not in {_kind_of(trace.name) for trace in figure.data if trace.name}:
-            figure.add_trace(
-                go.Bar(x=[None], y=[None], name=_COLOURS[kind][0], marker={"color": _COLOURS[kind][1]}), row=1, col=1
-            )
-    figure.update_xaxes(title_text="block id within its row", row=2, col=1)
+        if kind not in drawn:
+            said, colour = _COLOURS[kind]
+            key = go.Bar(x=[None], y=[None], name=Said.of(said).text(lang), marker={"color": colour})
+            figure.add_trace(key, row=1, col=1)
+    figure.update_xaxes(title_text=Said.of(BLOCK_ID).text(lang), row=2, col=1)
     figure.update_yaxes(
-        title_text="first id",
+        title_text=Said.of(FIRST_ID).text(lang),
         autorange="reversed",
         tickvals=list(range(0, height, max(1, height // 8))),
         ticktext=[f"{row * columns:,}" for row in range(0, height, max(1, height // 8))],
         row=2,
         col=1,
     )
-
-
-def _kind_of(label: str) -> str:
-    return next(kind for kind, (name, _) in _COLOURS.items() if name == label)

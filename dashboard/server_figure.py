@@ -10,17 +10,24 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from hbmtwin.api import Result
-from hbmtwin.dashboard.figures import band_trace, style, thin
+from hbmtwin.dashboard.figures import SIMULATED_TIME, band_trace, style, thin
 from hbmtwin.dashboard.palette import policy_colours
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 SLICES = 60
 """Slices of time whose requests share a point of the queue time."""
 
-COUNTS = (("running", "running"), ("waiting", "waiting"), ("preemptions", "preemptions<br>so far"))
+COUNTS = (
+    ("running", Phrase("running", "运行中")),
+    ("waiting", Phrase("waiting", "排队中")),
+    ("preemptions", Phrase("preemptions<br>so far", "累计<br>抢占")),
+)
 """Columns of a timeline, and what their panels are called."""
+QUEUE = Phrase("queue (s)", "排队时间 (s)")
+OF_REQUESTS = Phrase("%{{y:.3f}} s, %{{customdata}} requests", "%{{y:.3f}} s，%{{customdata}} 条请求")
 
 
-def server_over_time(results: Mapping[str, Result]) -> go.Figure:
+def server_over_time(results: Mapping[str, Result], lang: Lang = "en") -> go.Figure:
     """Running and waiting requests, preemptions so far where there were any, and the queue time, one panel each.
 
     Queue time stands at the arrival: the median of the requests of a slice of time, and the band from p10 to p90.
@@ -46,18 +53,18 @@ def server_over_time(results: Mapping[str, Result]) -> go.Figure:
                 row=row,
                 col=1,
             )
-        _queue(figure, result, name, colours[name], row=len(panels) + 1)
+        _queue(figure, result, name, colours[name], lang, row=len(panels) + 1)
     style(figure, 80 + 150 * (len(panels) + 1))
     for row, (_, title) in enumerate(panels, start=1):
-        figure.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
-    figure.update_yaxes(title_text="queue (s)", rangemode="tozero", row=len(panels) + 1, col=1)
-    figure.update_xaxes(title_text="simulated time (s)", row=len(panels) + 1, col=1)
+        figure.update_yaxes(title_text=Said.of(title).text(lang), rangemode="tozero", row=row, col=1)
+    figure.update_yaxes(title_text=Said.of(QUEUE).text(lang), rangemode="tozero", row=len(panels) + 1, col=1)
+    figure.update_xaxes(title_text=Said.of(SIMULATED_TIME).text(lang), row=len(panels) + 1, col=1)
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
     figure.update_layout(hovermode="x unified", legend=legend, margin={"t": 80})
     return figure
 
 
-def _queue(figure: go.Figure, result: Result, name: str, colour: str, *, row: int) -> None:
+def _queue(figure: go.Figure, result: Result, name: str, colour: str, lang: Lang, *, row: int) -> None:
     bands = queue_bands(result.requests)
     time_s = bands["time_s"].to_numpy()
     figure.add_trace(band_trace(time_s, bands, name, colour), row=row, col=1)
@@ -71,7 +78,7 @@ def _queue(figure: go.Figure, result: Result, name: str, colour: str, *, row: in
         mode="lines+markers",
         marker={"size": 4},
         line={"width": 1.5, "color": colour},
-        hovertemplate="%{y:.3f} s, %{customdata} requests",
+        hovertemplate=Said.of(OF_REQUESTS).text(lang),
         row=row,
         col=1,
     )

@@ -29,7 +29,7 @@ CANCEL = Phrase("Cancel", "取消")
 LOST = Phrase(
     "The process that ran it was ended from outside, as the system does when memory is short. Nothing else was lost: "
     "run it again, or ask for fewer requests.",
-    "执行该任务的进程被系统终止（常见原因是内存不足）。其他内容未受影响：请重新运行，或减少请求数。",
+    "执行该任务的进程被系统终止（常见原因是主机内存不足）。其他内容未受影响：请重新运行，或减少请求数。",
 )
 EVERY_S = 0.25
 LOADED = 12

@@ -15,7 +15,9 @@ from string import Formatter
 
 import pytest
 
+import hbmtwin.dashboard
 import hbmtwin.sim
+from hbmtwin.dashboard.rules_in_chinese import RULES_IN_CHINESE
 from hbmtwin.kernels.capability_rows import ROWS
 from hbmtwin.sim.fit.fit import fit
 from hbmtwin.sim.fit.words import label
@@ -48,13 +50,17 @@ WORDS = {
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Modules of ``hbmtwin.sim`` with their text, and the screens that speak both languages."""
-    names = [found.name for found in pkgutil.walk_packages(hbmtwin.sim.__path__, "hbmtwin.sim.") if not found.ispkg]
-    for name in (*names, "hbmtwin.cli.fit_screen", "hbmtwin.cli.explain_screen"):
-        spec = find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None
-        yield name, Path(spec.origin).read_text(encoding="utf-8")
+    """Modules of ``hbmtwin.sim`` and ``hbmtwin.dashboard`` with their text; none of the latter is imported."""
+    for found in pkgutil.walk_packages(hbmtwin.sim.__path__, "hbmtwin.sim."):
+        if not found.ispkg:
+            spec = find_spec(found.name)
+            assert spec is not None
+            assert spec.origin is not None
+            yield found.name, Path(spec.origin).read_text(encoding="utf-8")
+    (folder,) = map(Path, hbmtwin.dashboard.__path__)
+    for path in sorted(folder.rglob("*.py")):
+        name = ".".join(path.relative_to(folder).with_suffix("").parts)
+        yield f"hbmtwin.dashboard.{name}", path.read_text(encoding="utf-8")
 
 
 def calls_in(text: str) -> list[ast.Call]:
@@ -83,14 +89,18 @@ def wrong_words(chinese: str) -> list[str]:
 
 
 ALL = [(name, phrase) for name, text in sources() for phrase in phrases_in(text)]
-CHINESE = [(name, phrase.zh) for name, phrase in ALL] + [(row.key, row.zh) for row in ROWS]
+CHINESE = [
+    *((name, phrase.zh) for name, phrase in ALL),
+    *((row.key, row.zh) for row in ROWS),
+    *RULES_IN_CHINESE.items(),
+]
 
 
 def test_the_whole_package_is_walked() -> None:
     put_together = [name for name, text in sources() for call in calls_in(text) if not written_out(call)]
     assert [name.rpartition(".")[2] for name in put_together] == ["engine_names", "kernels", "words"]  # of given words
     told = {name.removeprefix("hbmtwin.").rpartition(".")[0] for name, _ in ALL}
-    assert told == {"sim.fit", "sim.budget", "sim.explain", "cli"}
+    assert told - {"dashboard.app"} == {"sim.fit", "sim.budget", "sim.explain", "dashboard"}
     assert len(ALL) > 350
     assert len(CHINESE) > len(ALL) + 30
 
