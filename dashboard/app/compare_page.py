@@ -10,7 +10,7 @@ import streamlit as st
 
 from hbmtwin.api import PRESETS, CatalogError, Result, Scenario, ScenarioError
 from hbmtwin.dashboard.app import jobs, knobs
-from hbmtwin.dashboard.app.language import text
+from hbmtwin.dashboard.app.language import lang, text
 from hbmtwin.dashboard.app.settings_link import command
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.figures import kv_utilization, latency_by_turn, memory_over_time
@@ -75,7 +75,7 @@ def show() -> None:
         wanted = scenarios_of(settings, policies, variants)
         results = {name: jobs.result_of(one) for name, one in wanted.items()}
     except (ScenarioError, CatalogError) as error:
-        st.error(str(error), icon="✏️")
+        st.error(str(error), icon=":material/edit:")
         return
     if not wanted:
         st.info(text(NOTHING))
@@ -85,7 +85,7 @@ def show() -> None:
     left_out: dict[str, str] = st.session_state.get("left-out", {}).get(key, {})
     there = {name: result for name, result in results.items() if result is not None}
     complete = there.keys() | left_out.keys() >= wanted.keys()
-    if st.button(text(RUN), type="primary", icon="▶️", disabled=complete or jobs.busy(SLOT), key="run"):
+    if st.button(text(RUN), type="primary", icon=":material/play_arrow:", disabled=complete or jobs.busy(SLOT), key="run"):
         job = {"verb": "compare", "settings": settings, "policies": policies, "variants": variants, "out": out}
         jobs.start(SLOT, key, job)
     task = jobs.done(SLOT, _progress)
@@ -137,14 +137,14 @@ def difference_table(summaries: Mapping[str, Mapping[str, Any]], baseline: str) 
 
 def _results(results: Mapping[str, Result]) -> None:
     summaries = {name: result.summary for name, result in results.items()}
-    st.success(headline(summaries))
+    st.success(headline(summaries, lang()))
     if len(results) > 1:
-        st.caption(same_traffic(results))
+        st.caption(same_traffic(results, lang()))
     st.subheader(text(NUMBERS))
     baseline = st.selectbox(text(BASELINE), list(results), key="baseline") if len(results) > 1 else next(iter(results))
     table = difference_table(summaries, baseline)
     numbers = st.column_config.NumberColumn(format="%.4g")
-    st.dataframe(table, hide_index=True, column_config=dict.fromkeys(table.columns[1:], numbers))
+    st.dataframe(table, hide_index=True, column_config=dict.fromkeys(table.columns[1:], numbers), height="content")
     for title, figure in (
         (MEMORY, memory_over_time),
         (SERVER, server_over_time),
@@ -152,7 +152,7 @@ def _results(results: Mapping[str, Result]) -> None:
         (UTILIZATION, kv_utilization),
     ):
         st.subheader(text(title))
-        draw(figure(results), key=figure.__name__)
+        draw(figure(results, lang()), key=figure.__name__)
 
 
 def _progress(said: Mapping[str, Any]) -> tuple[float, str]:

@@ -2,30 +2,124 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 import streamlit as st
 
-from hbmtwin.api import Explanation, explain_bytes
-from hbmtwin.dashboard.app.knobs import take
+from hbmtwin.api import Explanation
+from hbmtwin.dashboard.app.knobs import settings_of_file, take
 from hbmtwin.dashboard.app.language import lang, text
 from hbmtwin.sim.explain import words
-from hbmtwin.sim.phrases import Phrase, Said
+from hbmtwin.sim.explain.decode import LIMIT_BYTES, decode
+from hbmtwin.sim.explain.explaining import explain_decoded
+from hbmtwin.sim.explain.judge import UNSETTLED, Judgement
+from hbmtwin.sim.phrases import Phrase, Said, Size
 
 TITLE = Phrase("Why did it die?", "为什么显存不足？")
+PASTE = Phrase("A log, an error message, npu-smi info or nvidia-smi", "日志、报错、npu-smi info 或 nvidia-smi 的输出")
 EMPTY = Phrase(
-    "Paste a log, an error message, `npu-smi info` or `nvidia-smi` here. It is read on this machine, and nothing of it "
-    "is sent or run.",
-    "将日志、报错、`npu-smi info` 或 `nvidia-smi` 的输出粘贴到这里。内容只在本机读取，不会发送，也不会执行。",
+    "It is read on this machine; nothing of it is sent anywhere, and nothing is run.",
+    "内容只在本机读取，不会发送到任何地方，也不会执行。",
 )
+READ = Phrase("Explain", "解释")
 FILE = Phrase("or a file", "或上传文件")
-MOST_LETTERS = 1_000_000
-UNKNOWN = Phrase("Nothing of it is of a form that is known here.", "没有识别出已知格式的内容。")
+TOO_LARGE = Phrase("{name} is larger than {limit}: paste its end", "{name} 超过 {limit}：请粘贴其末尾部分")
+EXAMPLE = Phrase("An example", "示例")
 SCENARIO_FILE = Phrase("What it tells, as a scenario (TOML)", "文本内容对应的场景（TOML）")
-COMMAND = Phrase("Go on with", "下一步")
-EXAMPLE = Phrase("For example", "示例")
+USE = Phrase("Take it to What if", "带入“假设分析”")
+JSON_FILE = Phrase("Explanation (JSON)", "解释（JSON）")
+MOST_JUDGEMENTS = 3
+MOST_LETTERS = 2_000_000
 EXAMPLE_TEXT = (
     "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity; 54.10 GiB already "
     "allocated; 54.30 GiB current active; 1.72 GiB free; 58.90 GiB reserved in total by PyTorch) If reserved memory is "
     ">> allocated memory try setting max_split_size_mb to avoid fragmentation."
 )
+PASTED = "pasted"
+
+
+def show() -> None:
+    """Draw the page."""
+    st.title(text(TITLE))
+    typed = st.text_area(text(PASTE), key=PASTED, height=220, max_chars=MOST_LETTERS, persist_state="session")
+    left, middle, _ = st.columns([1, 1, 4])
+    left.button(text(READ), type="primary", key="read")
+    middle.button(text(EXAMPLE), key="example", on_click=_example)
+    file = st.file_uploader(text(FILE), key="log")
+    content = (typed or "").encode()
+    if file is not None:
+        if file.size > LIMIT_BYTES:
+            st.error(text(TOO_LARGE, name=file.name, limit=Size(LIMIT_BYTES)))
+            return
+        content = file.getvalue()
+    if not content.strip():
+        st.info(text(EMPTY))
+        return
+    _explanation(explain_decoded(decode(content), lang()))
+
+
+def _example() -> None:
+    st.session_state[PASTED] = EXAMPLE_TEXT
+
+
+def _explanation(told: Explanation) -> None:
+    tell = st.error if told.judgements or not told.understood else st.success
+    tell(f"**{_sentence(told.verdict)}**")
+    if told.direction is not None:
+        st.warning(_sentence(told.direction))
+    _list(words.SAYS, told.says)
+    for at, judgement in enumerate(told.judgements[:MOST_JUDGEMENTS]):
+        _judgement(judgement, first=at == 0, tried=told.tried)
+    if (more := len(told.judgements) - MOST_JUDGEMENTS) > 0:
+        st.caption(text(words.MORE, count=more))
+    _list(words.BOOKS, told.arithmetic)
+    if not told.judgements:
+        _list(words.CHECKED, told.tried)
+    _list(words.NOT_READ, told.not_read)
+    _go_on(told)
+
+
+def _judgement(judgement: Judgement, *, first: bool, tried: Iterable[Said]) -> None:
+    when = text(words.WHEN[judgement.when]) if judgement.when else ""
+    if not first:
+        st.error(text(words.ANOTHER, line=judgement.line, said=judgement.said))
+    if judgement.cause is not None:
+        cause = Said.of(words.CAUSE, cause=judgement.cause.value, name=Said.of(words.NAMES[judgement.cause]), when=when)
+    else:
+        cause = Said.of(words.NOT_SETTLED if judgement.said.phrase is UNSETTLED else words.NO_CAUSE, when=when)
+    _list(words.WHY, (cause, *judgement.arithmetic))
+    if first and judgement.when == "start_up":
+        _list(words.TRIED, tried, ":material/check: ")
+    _list(words.HELPS, judgement.helps, ":material/check: ")
+    _list(words.USELESS, judgement.does_not_help, ":material/close: ")
+
+
+def _go_on(told: Explanation) -> None:
+    _list(words.GO_ON, told.doubts)
+    if told.fit_command:
+        st.code(told.fit_command, language="bash", wrap_lines=True)
+    record = json.dumps(told.to_dict(), indent=2, ensure_ascii=False)
+    st.download_button(text(JSON_FILE), record, "explanation.json", "application/json", on_click="ignore", key="json")
+    if told.scenario:
+        st.download_button(
+            text(SCENARIO_FILE), told.scenario, "scenario.toml", "application/toml", on_click="ignore", key="toml"
+        )
+        if st.button(text(USE), key="use"):
+            take(settings_of_file("scenario.toml", told.scenario.encode()))
+            st.switch_page(st.session_state["pages"]["what-if"])
+
+
+def _list(heading: Phrase, said: Iterable[Said], mark: str = "") -> None:
+    if sentences := tuple(said):
+        st.markdown(f"**{text(heading)}**\n\n" + "\n".join(f"- {mark}{_plain(text(one))}" for one in sentences))
+
+
+def _sentence(said: Said) -> str:
+    written = text(said)
+    return _plain(written[:1].upper() + written[1:] + ("." if lang() == "en" else "。"))
+
+
+def _plain(written: str) -> str:
+    """Markdown of a sentence that may quote a log: no letter of it means anything."""
+    return "".join("\\" + letter if letter in "\\`*_{}[]()#+-!|<>$~:" else letter for letter in written)

@@ -53,7 +53,7 @@ def show() -> None:
     try:
         answer = fit(**options)
     except (FitError, CatalogError) as error:
-        st.error(str(error), icon="✏️")
+        st.error(str(error), icon=":material/edit:")
         return
     _verdict(answer)
     _figures(answer)

@@ -127,7 +127,7 @@ def wait(slot: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> 
     else:
         fraction, said = words(task.progress)
     st.progress(fraction, said)
-    if st.button(text(CANCEL), key=f"cancel-{slot}", icon="⏹️"):
+    if st.button(text(CANCEL), key=f"cancel-{slot}", icon=":material/stop:"):
         leave(slot)
         st.rerun()
 
@@ -160,9 +160,9 @@ def done(slot: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> 
         _tasks().pop(slot)
         return task
     if task.state == "failed":
-        st.error(task.message, icon="✏️")
+        st.error(task.message, icon=":material/edit:")
     elif task.state == "lost":
-        st.error(text(LOST), icon="💥")
+        st.error(text(LOST), icon=":material/error:")
     _tasks().pop(slot)
     return None
 

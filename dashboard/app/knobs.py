@@ -137,7 +137,7 @@ def choose() -> Scenario | None:
     try:
         scenario = Scenario.load(overrides=said)
     except (ScenarioError, CatalogError) as error:
-        st.error(str(error), icon="✏️")
+        st.error(str(error), icon=":material/edit:")
         scenario = None
     shown = scenario or Scenario.load()
     with st.sidebar:
@@ -212,20 +212,20 @@ def _upload() -> None:
         st.error(text(TOO_LARGE, name=file.name))
         return
     try:
-        scenario = read_scenario(file.name, file.getvalue())
+        said = settings_of_file(file.name, file.getvalue())
     except (ScenarioError, CatalogError) as error:
-        st.error(str(error), icon="✏️")
+        st.error(str(error), icon=":material/edit:")
     else:
-        take(settings_of(scenario))
+        take(said)
         st.rerun()
 
 
-def read_scenario(name: str, content: bytes) -> Scenario:
-    """The scenario of an uploaded file. Raise ScenarioError, in which the file has its own name."""
+def settings_of_file(name: str, content: bytes) -> tuple[str, ...]:
+    """The settings of an uploaded scenario file. Raise ScenarioError, in which the file has its own name."""
     with TemporaryDirectory(prefix="hbmtwin-") as folder:
         path = Path(folder, "scenario.toml")
         path.write_bytes(content)
         try:
-            return Scenario.load(path)
+            return settings_of(Scenario.load(path))
         except ScenarioError as error:
             raise ScenarioError(str(error).replace(str(path), name)) from None

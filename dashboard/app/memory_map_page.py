@@ -51,7 +51,7 @@ def show() -> None:
     try:
         result = jobs.result_of(scenario)
     except (ScenarioError, CatalogError) as error:
-        st.error(str(error), icon="✏️")
+        st.error(str(error), icon=":material/edit:")
         return
     if result is None:
         st.info(text(NO_RESULT))
@@ -74,7 +74,7 @@ def _map(result: Result) -> None:
     three[0].metric(text(FREE), bytes_text(int(pieces.sum())), border=True)
     three[1].metric(text(LARGEST), bytes_text(int(pieces.max(initial=0))), border=True)
     three[2].metric(text(HOLES), f"{len(pieces):,}", border=True)
-    draw(address_map(result, time_ns), key="map")
+    draw(address_map(result, time_ns, lang()), key="map")
     st.subheader(text(BY_SIZE))
     asked = result.oom["need_bytes"] if result.oom is not None and chosen == at[-1] else None
     draw(free_sizes(pieces, asked, lang()), key="free")
@@ -84,7 +84,7 @@ def _forensics(result: Result) -> None:
     oom = result.oom
     assert oom is not None
     st.subheader(text(WHY))
-    st.error(oom_in_words(oom))
+    st.error(oom_in_words(oom, lang()))
     terms = {name: value for name, value in oom.items() if name.endswith("_bytes") and isinstance(value, int)}
     with st.expander(text(TERMS)):
         st.dataframe(

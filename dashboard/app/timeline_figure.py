@@ -25,7 +25,7 @@ def timeline(result: Result, lang: Lang) -> go.Figure:
     def said(phrase: Phrase) -> str:
         return phrase.zh if lang == "zh" else phrase.en
 
-    memory = memory_over_time({"": result})
+    memory = memory_over_time({"": result}, lang)
     figure = make_subplots(
         rows=3, cols=1, shared_xaxes=True, row_heights=[0.6, 0.2, 0.2], vertical_spacing=0.04
     )

@@ -58,9 +58,9 @@ def show() -> None:
     try:
         result = jobs.result_of(scenario)
     except (ScenarioError, CatalogError) as error:
-        st.error(str(error), icon="✏️")
+        st.error(str(error), icon=":material/edit:")
         return
-    if st.button(text(RUN), type="primary", icon="▶️", disabled=result is not None or jobs.busy(SLOT), key="run"):
+    if st.button(text(RUN), type="primary", icon=":material/play_arrow:", disabled=result is not None or jobs.busy(SLOT), key="run"):
         jobs.start_run(SLOT, scenario)
     if jobs.done(SLOT, jobs.of_run) is not None:
         st.rerun()
@@ -77,10 +77,10 @@ def show() -> None:
 
 def _result(result: Result) -> None:
     s = result.summary
-    told = headline({NAME: s})
+    told = headline({NAME: s}, lang())
     (st.error if result.oom is not None else st.success)(told)
     if result.oom is not None:
-        st.markdown(oom_in_words(result.oom))
+        st.markdown(oom_in_words(result.oom, lang()))
     _figures(s)
     st.subheader(text(OVER_TIME))
     chosen = draw_brushed(timeline(result, lang()), key="timeline")
@@ -90,11 +90,11 @@ def _result(result: Result) -> None:
     left, right = st.columns([3, 2])
     with left:
         st.subheader(text(LATENCY))
-        draw(latency_by_turn({NAME: result}), key="latency")
+        draw(latency_by_turn({NAME: result}, lang()), key="latency")
     with right:
         st.subheader(text(PERCENTILES))
         st.dataframe(percentiles(s), hide_index=True)
-    notes = [*remarks({NAME: s}), *s["notes"]]
+    notes = [*remarks({NAME: s}, lang()), *s["notes"]]
     if notes:
         with st.expander(text(NOTES)):
             for note in notes:

@@ -12,6 +12,7 @@ import typer
 from hbmtwin import __version__
 from hbmtwin.cli.bench import bench_kernels, calibrate
 from hbmtwin.cli.bench_command import HELP, BenchCommand
+from hbmtwin.cli.dashboard import dashboard
 from hbmtwin.cli.exits import FAILURE, OK, USAGE, exit_code_of, subtraction
 from hbmtwin.cli.explain import explain
 from hbmtwin.cli.export import export
@@ -47,6 +48,7 @@ app.command()(explain)
 app.command(cls=BenchCommand, epilog=HELP)(run)
 app.command(cls=BenchCommand, epilog=HELP)(compare)
 app.command()(replay)
+app.command()(dashboard)
 
 validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args_is_help=True)
 app.add_typer(validate_app, name="validate")

@@ -20,6 +20,7 @@ SETTINGS = {
     "server.fileWatcherType": "none",
     "server.maxUploadSize": str(UPLOAD_MB),
     "client.toolbarMode": "viewer",
+    "runner.magicEnabled": "false",
     "client.showErrorDetails": "type",
     "client.showErrorLinks": "false",
 }
