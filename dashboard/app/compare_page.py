@@ -29,7 +29,8 @@ VARIANTS_HELP = Phrase(
 RUN = Phrase("Compare", "对比")
 RUNNING = Phrase("{runs} of {total} runs done, last: {name}", "已完成 {runs} / {total} 个，最近：{name}")
 EMPTY = Phrase(
-    "Choose what to compare, then start: all of it runs on the same traffic.", "选择要对比的内容后开始：全部使用相同流量。"
+    "Choose what to compare, then start: all of it runs on the same traffic.",
+    "选择要对比的内容后开始：全部使用相同流量。",
 )
 NOTHING = Phrase("Choose a policy, or write a variant.", "请选择策略或填写变体。")
 LEFT_OUT = Phrase("{name} is left out: {why}", "{name} 未参与：{why}")
@@ -85,7 +86,9 @@ def show() -> None:
     left_out: dict[str, str] = st.session_state.get("left-out", {}).get(key, {})
     there = {name: result for name, result in results.items() if result is not None}
     complete = there.keys() | left_out.keys() >= wanted.keys()
-    if st.button(text(RUN), type="primary", icon=":material/play_arrow:", disabled=complete or jobs.busy(SLOT), key="run"):
+    if st.button(
+        text(RUN), type="primary", icon=":material/play_arrow:", disabled=complete or jobs.busy(SLOT), key="run"
+    ):
         job = {"verb": "compare", "settings": settings, "policies": policies, "variants": variants, "out": out}
         jobs.start(SLOT, key, job)
     task = jobs.done(SLOT, _progress)
@@ -113,9 +116,7 @@ def without_policy(settings: tuple[str, ...]) -> list[str]:
     return [setting for setting in settings if setting.partition("=")[0].strip() not in governed]
 
 
-def scenarios_of(
-    settings: list[str], policies: list[str], variants: Mapping[str, list[str]]
-) -> dict[str, Scenario]:
+def scenarios_of(settings: list[str], policies: list[str], variants: Mapping[str, list[str]]) -> dict[str, Scenario]:
     """Each as :func:`hbmtwin.api.compare` takes it. Raise what loading raises."""
     loaded = {name: Scenario.load(overrides=settings, preset=name) for name in policies}
     return loaded | {name: Scenario.load(overrides=[*settings, *own]) for name, own in variants.items()}

@@ -65,7 +65,9 @@ GROUPS: tuple[tuple[Phrase, tuple[Knob, ...]], ...] = (
         (
             Knob("model.name", Phrase("Model", "模型"), models),
             Knob("device.name", Phrase("Device", "设备"), devices),
-            Knob("engine.tensor_parallel_size", Phrase("tensor_parallel_size", "tensor_parallel_size"), least=1, step=1),
+            Knob(
+                "engine.tensor_parallel_size", Phrase("tensor_parallel_size", "tensor_parallel_size"), least=1, step=1
+            ),
         ),
     ),
     (POLICY, (Knob("kv_cache.preset", Phrase("Policy", "策略"), lambda: list(PRESETS), OWN),)),
@@ -168,7 +170,9 @@ def _draw(knob: Knob, scenario: Scenario) -> None:
     else:
         whole = isinstance(knob.step, int)
         kind: Callable[[Any], Any] = int if whole else float
-        shown = {"value": None, "placeholder": text(knob.none)} if value is None and knob.none else {"value": kind(value)}
+        shown = (
+            {"value": None, "placeholder": text(knob.none)} if value is None and knob.none else {"value": kind(value)}
+        )
         st.number_input(
             label,
             min_value=None if knob.least is None else kind(knob.least),

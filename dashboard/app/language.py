@@ -15,8 +15,11 @@ def choose() -> Lang:
     if KEY not in st.session_state:
         asked = st.query_params.get(KEY)
         st.session_state[KEY] = asked if asked in LANGUAGES else LANGUAGES[0]
-    chosen: Lang = st.sidebar.segmented_control(
-        "Language · 语言", LANGUAGES, format_func=NAMES.__getitem__, key=KEY, required=True, persist_state="session"
+    chosen = (
+        st.sidebar.segmented_control(
+            "Language · 语言", LANGUAGES, format_func=NAMES.__getitem__, key=KEY, required=True, persist_state="session"
+        )
+        or LANGUAGES[0]
     )
     if chosen != LANGUAGES[0]:
         st.query_params[KEY] = chosen
@@ -31,6 +34,6 @@ def lang() -> Lang:
     return chosen
 
 
-def text(said: Phrase | Said, **values: object) -> str:
+def text(said: Phrase | Said, /, **values: object) -> str:
     """In the language in use."""
     return (Said.of(said, **values) if isinstance(said, Phrase) else said).text(lang())

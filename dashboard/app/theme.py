@@ -25,15 +25,15 @@ def in_theme(figure: go.Figure, dark: bool) -> go.Figure:
     figure.update_layout(font_color=DARK_INK, legend_font_color=DARK_INK, title_font_color=DARK_INK)
     figure.update_xaxes(gridcolor=DARK_GRID, linecolor=DARK_AXIS, tickcolor=DARK_AXIS)
     figure.update_yaxes(gridcolor=DARK_GRID, linecolor=DARK_AXIS, tickcolor=DARK_AXIS)
-    figure.for_each_annotation(lambda note: note.update(font_color=DARK_INK) if note.font.color in (None, INK) else None)
+    figure.for_each_annotation(
+        lambda note: note.update(font_color=DARK_INK) if note.font.color in (None, INK) else None
+    )
     return figure
 
 
 def draw(figure: go.Figure, key: str) -> None:
     """Draw it where the script stands, as wide as the page."""
     st.plotly_chart(in_theme(figure, is_dark()), theme=None, key=key, config=CONFIG)
-
-
 
 
 def draw_brushed(figure: go.Figure, key: str) -> tuple[float, float] | None:

@@ -26,9 +26,7 @@ def timeline(result: Result, lang: Lang) -> go.Figure:
         return phrase.zh if lang == "zh" else phrase.en
 
     memory = memory_over_time({"": result}, lang)
-    figure = make_subplots(
-        rows=3, cols=1, shared_xaxes=True, row_heights=[0.6, 0.2, 0.2], vertical_spacing=0.04
-    )
+    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, row_heights=[0.6, 0.2, 0.2], vertical_spacing=0.04)
     for trace in memory.data:
         figure.add_trace(trace, row=1, col=1)
     line, monitor = result.timeline, result.kv_monitor

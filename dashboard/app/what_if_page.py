@@ -36,7 +36,9 @@ TTFT = Phrase("TTFT p99 (s)", "TTFT p99（秒）")
 TPOT = Phrase("TPOT p99 (ms)", "TPOT p99（毫秒）")
 PREEMPTED = Phrase("Preemptions", "抢占次数")
 MEDIAN = Phrase("p50 {value}", "p50 {value}")
-OVER_TIME = Phrase("Memory, KV and queue over time (drag to choose a stretch)", "显存、KV 与队列随时间（拖动可选取一段）")
+OVER_TIME = Phrase(
+    "Memory, KV and queue over time (drag to choose a stretch)", "显存、KV 与队列随时间（拖动可选取一段）"
+)
 LATENCY = Phrase("Latency", "时延")
 PERCENTILES = Phrase("Percentiles", "分位数")
 STRETCH = Phrase("{begin:.1f} to {end:.1f} s", "{begin:.1f} 至 {end:.1f} 秒")
@@ -60,7 +62,13 @@ def show() -> None:
     except (ScenarioError, CatalogError) as error:
         st.error(str(error), icon=":material/edit:")
         return
-    if st.button(text(RUN), type="primary", icon=":material/play_arrow:", disabled=result is not None or jobs.busy(SLOT), key="run"):
+    if st.button(
+        text(RUN),
+        type="primary",
+        icon=":material/play_arrow:",
+        disabled=result is not None or jobs.busy(SLOT),
+        key="run",
+    ):
         jobs.start_run(SLOT, scenario)
     if jobs.done(SLOT, jobs.of_run) is not None:
         st.rerun()

@@ -52,7 +52,9 @@ def main() -> int:
     try:
         tell({"done": True, **do(json.loads(line), tell)})
     except MemoryError:
-        tell({"error": f"this takes more than {most >> 30} GiB of memory: ask for fewer requests (workload.num_prompts)"})
+        tell(
+            {"error": f"this takes more than {most >> 30} GiB of memory: ask for fewer requests (workload.num_prompts)"}
+        )
     except Exception as error:
         tell({"error": f"{_where(error)}{error}" if _known(error) else f"{type(error).__name__}: {error}"})
     return 0
