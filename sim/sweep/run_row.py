@@ -38,6 +38,8 @@ Value = int | float | str | bool | None
 Row = dict[str, Value]
 
 OUTCOMES = ("held", "out_of_memory", "standstill", "rejected", "does_not_fit", "illegal", "failed")
+PROCESS_DIED, OTHER_RELEASE = "ProcessDied", "OtherRelease"
+"""Causes of a failure that is not the run's own: its process was killed, or its machine lacks something."""
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
 PERCENTILES = (50, 90, 95, 99)
 LATENCY_COLUMNS = tuple(f"{name}_p{percent}_s" for name in LATENCIES for percent in PERCENTILES)
@@ -78,10 +80,27 @@ def run_row(scenario: Scenario) -> Row:
 
 
 def failed_row(key: Value, seed: int, error: BaseException) -> Row:
-    """The row of a run that ended in an error, or whose process did."""
+    """The row of a run that ended in an error."""
     kind = type(error).__name__
-    failed = {"outcome": "failed", "cause": kind, "error": f"{kind}: {error}"}
-    return {**dict.fromkeys(ROW_COLUMNS), "key": key, "seed": seed, **failed}
+    return _failed(key, seed, kind, f"{kind}: {error}")
+
+
+def died_row(key: Value, seed: int) -> Row:
+    """The row of a run that took its process with it, time and again."""
+    return _failed(key, seed, PROCESS_DIED, "its process died, also when it ran alone: killed, or out of host memory")
+
+
+def elsewhere_row(key: Value, seed: int) -> Row:
+    """The row of a run on a machine where it would have been another."""
+    text = (
+        "the worker has another release of hbmtwin, or not the same files (traces, profiles, models): install the same "
+        "release on every node, and put files where every node finds them under the same path"
+    )
+    return _failed(key, seed, OTHER_RELEASE, text)
+
+
+def _failed(key: Value, seed: int, cause: str, text: str) -> Row:
+    return {**dict.fromkeys(ROW_COLUMNS), "key": key, "seed": seed, "outcome": "failed", "cause": cause, "error": text}
 
 
 def _measured(scenario: Scenario) -> Row:
