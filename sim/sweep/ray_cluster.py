@@ -20,7 +20,7 @@ from typing import Any
 from joblib import Parallel, parallel_config, register_parallel_backend
 
 from hbmtwin.sim.sweep.run_row import Row
-from hbmtwin.sim.sweep.workers import Call, Pool, PoolBroke, WorkersLost, first_line, stop
+from hbmtwin.sim.sweep.workers import Call, Pool, PoolBroke, WorkersLost, at_the_end, first_line, stop
 
 BACKEND = "hbmtwin-ray"
 ACTOR = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
@@ -37,18 +37,25 @@ def on_a_cluster(address: str | None, jobs: int) -> Iterator[Pool]:
     except ImportError:
         raise WorkersLost('Ray is not installed here; run pip install "hbmtwin[ray]"') from None
     register_parallel_backend(BACKEND, lambda **options: _streaming(RayBackend, options))
+    if not ray.is_initialized():
+        _connect(ray, address, jobs)
+    try:
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        processes = cores if jobs < 0 else min(jobs, cores)
+        yield lambda calls: _from_actors(calls, processes, ray.exceptions.RayError)
+    except BaseException:
+        ray.shutdown()
+        raise
+    at_the_end(ray.shutdown)
+
+
+def _connect(ray: Any, address: str | None, jobs: int) -> None:
     own: dict[str, Any] = {} if address else {"num_cpus": jobs if jobs > 0 else None, "include_dashboard": False}
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="error", **own)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
         raise WorkersLost(f"{where} cannot be had: {first_line(error)}") from None
-    try:
-        cores = int(ray.cluster_resources().get("CPU", 1))
-        processes = cores if jobs < 0 else min(jobs, cores)
-        yield lambda calls: _from_actors(calls, processes, ray.exceptions.RayError)
-    finally:
-        ray.shutdown()
 
 
 def _streaming(backend: Any, options: dict[str, Any]) -> Any:
@@ -64,7 +71,8 @@ def _from_actors(calls: Iterator[Call], processes: int, lost: type[Exception]) -
     try:
         with parallel_config(BACKEND, ray_remote_args=ACTOR):
             coming = Parallel(n_jobs=processes, return_as="generator_unordered", batch_size=1)(calls)
-        yield from coming
+        for row in coming:  # not `yield from`, which would close it where we are closed
+            yield row
         ended = True
     except ImportError as error:
         raise WorkersLost(f"a worker of the cluster lacks this release of hbmtwin: {first_line(error)}") from None

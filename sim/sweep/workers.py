@@ -7,7 +7,7 @@ was: it raises PoolBroke, and whoever gave it the calls knows which rows did not
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from joblib import Parallel
 from joblib.externals.loky import get_reusable_executor
@@ -30,6 +30,30 @@ class WorkersLost(RuntimeError):
     """No worker can be had, or pools break whatever they are given: what to do, in words."""
 
 
+_kept: list[ExitStack] = []
+"""Innermost last: what ends with :func:`workers_kept`."""
+
+
+@contextmanager
+def workers_kept() -> Iterator[None]:
+    """Let the calls of :func:`hbmtwin.sim.sweep.execute.run_each` in here share their workers, which take seconds to
+    start. They end with this, however it ends."""
+    with ExitStack() as ends:
+        _kept.append(ends)
+        try:
+            yield
+        finally:
+            _kept.remove(ends)
+
+
+def at_the_end(end: Callable[[], object]) -> None:
+    """Call *end* when kept workers end: now, if none are kept."""
+    if _kept:
+        _kept[-1].callback(end)
+    else:
+        end()
+
+
 def in_processes(calls: Iterator[Call], processes: int) -> Generator[Row, None, None]:
     """Rows from *processes* processes of this machine; none is left, however this ends."""
     coming: Generator[Row, None, None] | None = None
@@ -38,14 +62,18 @@ def in_processes(calls: Iterator[Call], processes: int) -> Generator[Row, None, 
         with workers_deaf_to_ctrl_c():
             # one call a message: a row that waits for others in a worker is not stored yet
             coming = Parallel(n_jobs=processes, return_as="generator_unordered", batch_size=1)(calls)
-        yield from coming
+        for row in coming:  # not `yield from`, which would close it where we are closed
+            yield row
         ended = True
     except BrokenProcessPool as error:
         raise PoolBroke(first_line(error)) from None
     finally:
         if processes > 1:
             stop(coming, ended)
-            get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=not ended)
+            if ended:
+                at_the_end(lambda: get_reusable_executor(reuse=True).shutdown(wait=True))
+            else:
+                get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
 
 
 def stop(coming: Generator[Row, None, None] | None, ended: bool) -> None:
