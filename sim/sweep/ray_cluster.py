@@ -71,7 +71,7 @@ def _from_actors(calls: Iterator[Call], processes: int, lost: type[Exception]) -
     try:
         with parallel_config(BACKEND, ray_remote_args=ACTOR):
             coming = Parallel(n_jobs=processes, return_as="generator_unordered", batch_size=1)(calls)
-        for row in coming:  # not `yield from`, which would close it where we are closed
+        while (row := next(coming, None)) is not None:  # `yield from` would close it where we are closed
             yield row
         ended = True
     except ImportError as error:

@@ -62,7 +62,7 @@ def in_processes(calls: Iterator[Call], processes: int) -> Generator[Row, None, 
         with workers_deaf_to_ctrl_c():
             # one call a message: a row that waits for others in a worker is not stored yet
             coming = Parallel(n_jobs=processes, return_as="generator_unordered", batch_size=1)(calls)
-        for row in coming:  # not `yield from`, which would close it where we are closed
+        while (row := next(coming, None)) is not None:  # `yield from` would close it where we are closed
             yield row
         ended = True
     except BrokenProcessPool as error:
