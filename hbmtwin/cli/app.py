@@ -11,6 +11,7 @@ import typer
 
 from hbmtwin import __version__
 from hbmtwin.cli.bench import bench_kernels, calibrate
+from hbmtwin.cli.bench_collectives import bench_collectives
 from hbmtwin.cli.bench_command import HELP, BenchCommand
 from hbmtwin.cli.exits import FAILURE, OK, USAGE, exit_code_of, subtraction
 from hbmtwin.cli.explain import explain
@@ -55,6 +56,7 @@ validate_app.command("run")(validate_run)
 bench_app = typer.Typer(help="Time what this machine has.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 bench_app.command("kernels")(bench_kernels)
+bench_app.command("collectives")(bench_collectives)
 app.command()(calibrate)
 app.add_typer(workload_app, name="workload")
 workload_app.command()(learn)
