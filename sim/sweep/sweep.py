@@ -135,11 +135,11 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return dict(sorted(Counter(str(row["outcome"]) for row in rows).items(), key=lambda item: (-item[1], item[0])))
 
 
-def write_tables(
-    directory: Path, table: pa.Table, *, path: Path | None, grid: Grid, overrides: Sequence[str], seeds: Sequence[int]
-) -> None:
-    """Write ``runs.parquet``, ``runs.csv`` and ``sweep.json``, each by one rename. Raise ResultError."""
-    about = {
+def about_sweep(
+    table: pa.Table, *, path: Path | None, grid: Grid, overrides: Sequence[str], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """What a sweep was asked, and how its runs ended, as JSON has it."""
+    return {
         "scenario": None if path is None else path.name,
         "set": list(overrides),
         "grid": {axis.key: list(axis.values) for axis in grid.axes},
@@ -148,6 +148,10 @@ def write_tables(
         "outcomes": outcomes(table.select(["outcome"]).to_pylist()),
         "version": version("hbmtwin"),
     }
+
+
+def write_tables(directory: Path, table: pa.Table, about: Mapping[str, Any]) -> None:
+    """Write ``runs.parquet``, ``runs.csv`` and ``sweep.json``, each by one rename. Raise ResultError."""
     with writing(directory / "runs.parquet") as staging:
         pq.write_table(table, staging, store_schema=False)
     with writing(directory / "runs.csv") as staging:
