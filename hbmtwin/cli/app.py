@@ -29,6 +29,7 @@ from hbmtwin.cli.process import (
 )
 from hbmtwin.cli.simulate import compare, run
 from hbmtwin.cli.start import catalog, init
+from hbmtwin.cli.sweep import GridCommand, sweep
 from hbmtwin.cli.validate_run import validate_run
 from hbmtwin.cli.workload import workload_app
 from hbmtwin.cli.workload_model import generate, learn
@@ -47,6 +48,7 @@ app.command(cls=FitCommand)(fit)
 app.command()(explain)
 app.command(cls=BenchCommand, epilog=HELP)(run)
 app.command(cls=BenchCommand, epilog=HELP)(compare)
+app.command(cls=GridCommand)(sweep)
 app.command()(replay)
 
 validate_app = typer.Typer(help="Hold the simulator to the real thing.", no_args_is_help=True)

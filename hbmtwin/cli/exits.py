@@ -30,6 +30,7 @@ def exit_code_of(error: Exception) -> int | None:
         ResultError,
         ScenarioError,
         UnknownPolicy,
+        WorkersLost,
         WorkloadError,
     )
 
@@ -37,7 +38,7 @@ def exit_code_of(error: Exception) -> int | None:
         return DOES_NOT_FIT
     if isinstance(error, ScenarioError | CatalogError | UnknownPolicy | ReplayError):
         return USAGE
-    if isinstance(error, WorkloadError | ResultError | OSError):
+    if isinstance(error, WorkloadError | ResultError | WorkersLost | OSError):
         return FAILURE
     return None
 
