@@ -143,7 +143,7 @@ class Profile:
             )
         if (context := self.memory.get("context_bytes")) is not None:
             values["context_bytes"] = context
-            sources["context_bytes"] = f"calibrated: profile {self.name}"
+            sources["context_bytes"] = calibrated_context(self.name)
         return replace(device, **values, sources={**device.sources, **sources}, profile=self.name)
 
     def to_json(self) -> str:
@@ -152,6 +152,11 @@ class Profile:
         tree["coefficients"] = {key: c._asdict() for key, c in self.coefficients.items()}
         tree["validity"] = {key: list(span) for key, span in self.validity.items()}
         return json.dumps({"format": FORMAT, **tree}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def calibrated_context(profile: str) -> str:
+    """The source of a device's context that the profile measured."""
+    return f"calibrated: profile {profile}"
 
 
 def allreduce_key(ranks: int) -> str:

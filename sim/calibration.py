@@ -28,6 +28,7 @@ from hbmtwin.kernels.profile import (
     read_profile,
 )
 from hbmtwin.kernels.records import BatchShape, DeviceSpec, ModelShape
+from hbmtwin.sim.budget.memory_budget import MemoryBudget
 from hbmtwin.sim.scenario import Scenario, ScenarioError, is_profile_file
 
 FOLDER = files("hbmtwin.sim.catalog").joinpath("profiles")
@@ -70,6 +71,15 @@ def calibrated(profile: Profile | None, device: DeviceSpec) -> DeviceSpec:
         return device if profile is None else profile.applied_to(device)
     except ProfileError as error:
         raise ScenarioError(f"calibration.profile: {error}") from None
+
+
+def memory_notes(budget: MemoryBudget) -> tuple[str, ...]:
+    """Which lines of the budget a profile measured, in whole or in part."""
+    found = [(line.profile, f"{line.item} {line.bytes / 2**30:.2f} GiB") for line in budget.lines if line.profile]
+    if not found:
+        return ()
+    lines = ", ".join(words for _, words in found)
+    return (f"memory budget: {lines} measured, in whole or in part (calibration.profile {found[0][0]})",)
 
 
 class ValidityWatch:
