@@ -18,8 +18,8 @@ from hbmtwin.dashboard.figures import GIB, inline, style
 from hbmtwin.dashboard.palette import ALARM
 from hbmtwin.validation.run_replay.errors import ErrorRow
 from hbmtwin.validation.run_replay.kernels import KernelReplay
+from hbmtwin.validation.run_replay.memory import MemoryReplay
 from hbmtwin.validation.run_replay.report import RunReplay
-from hbmtwin.validation.run_replay.run_replay import MemoryReplay
 
 MOST_POINTS = 2000
 """Steps drawn of a longer run: every n-th, and those that differ."""

@@ -46,7 +46,11 @@ from hbmtwin.sim.scenario import PRESETS, Scenario, ScenarioError
 from hbmtwin.sim.scheduler import schedulers
 from hbmtwin.sim.serial_reuse import ReuseTerms, reuse_terms
 from hbmtwin.sim.slo import objectives
+from hbmtwin.sim.sweep.execute import run_each
+from hbmtwin.sim.sweep.run_row import ROW_COLUMNS, run_row
 from hbmtwin.sim.sweep.scenario_key import scenario_key
+from hbmtwin.sim.sweep.store import RunStore
+from hbmtwin.sim.sweep.workers import WorkersLost
 from hbmtwin.sim.what_would_hold import ran_short, what_would_hold
 from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace, write_memory_trace
 from hbmtwin.workloads.formats.traces import open_trace
@@ -61,6 +65,7 @@ __all__ = [
     "KV_DTYPES",
     "PRESETS",
     "RETENTIONS",
+    "ROW_COLUMNS",
     "RULES",
     "CatalogError",
     "Cause",
@@ -83,11 +88,13 @@ __all__ = [
     "Result",
     "ResultError",
     "ReuseTerms",
+    "RunStore",
     "Scenario",
     "ScenarioError",
     "Source",
     "Tally",
     "UnknownPolicy",
+    "WorkersLost",
     "WorkloadError",
     "WorkloadPreset",
     "check_exportable",
@@ -118,6 +125,8 @@ __all__ = [
     "replay",
     "reuse_terms",
     "run",
+    "run_each",
+    "run_row",
     "scenario_key",
     "schedulers",
     "weight_bytes_per_rank",

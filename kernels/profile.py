@@ -5,13 +5,14 @@
     {"format": 1, "name": "cpu-epyc-2", "device": "cpu", "made": "2026-11-30", "source": "hbmtwin bench kernels ...",
      "coefficients": {"kv_bandwidth_efficiency": {"value": 0.4, "low": 0.35, "high": 0.46,
                                                   "residual_percent": 6.1, "points": 24, "confidence": "H"}, ...},
-     "memory": {"context_bytes": 536870912},
+     "memory": {"context_bytes": 536870912, "communicator_bytes": 419430400},
      "validity": {"decode_count": [1, 32], "kv_read_tokens": [128, 65536], ...},
      "cross_validated_percent": 7.4}
 
-A coefficient is a field of :class:`DeviceSpec` and takes its place; what a profile does not have stays the device's
-own. A validity range says of a quantity what was measured: a batch outside of it is answered all the same, and told. A
-file is somebody else's: whatever is in it is checked, and refused with the file and the key.
+A coefficient is a field of :class:`DeviceSpec` and takes its place, ``allreduce_ns.4`` that of four ranks; what a
+profile does not have stays the device's own. A validity range says of a quantity what was measured: a batch outside of
+it is answered all the same, and told. A file is somebody else's: whatever is in it is checked, and refused with the
+file and the key.
 """
 
 from __future__ import annotations
@@ -55,17 +56,18 @@ COEFFICIENTS: Mapping[str, tuple[float, float]] = {
 }
 """Fields of a device that a profile may set, and what they may be. An efficiency may be above 1: of a CPU whose cache
 is faster than its memory."""
-MEMORY = (
-    *("context_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes"),
-    *("workspace_bytes", "graph_step_bytes"),
-)
-"""Bytes of one rank that were measured: in the words of the memory budget, and of a benchmark's kernels. The last two
-take the place of no term: an engine's terms hold more than one kernel's workspace and one step's graph."""
+ALLREDUCE = "allreduce_ns."
+MAX_RANKS = 64
+MEMORY = ("context_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes", "communicator_bytes")
+"""Bytes of one rank that were measured, each in the memory budget: in place of a term, or of a part of one."""
 BATCH_QUANTITIES = ("step_tokens", "prefill_tokens", "prefill_context_tokens", "decode_count", "kv_read_tokens")
 """Of a step: tokens computed; of them in prompts; the longest context that a prompt goes on from, its new tokens among
 it; sequences that decode; tokens that these read."""
 MODEL_QUANTITIES = ("num_layers", "hidden_size", "head_dim", "num_attention_heads", "num_kv_heads", "dtype_bytes")
 """Of a model, by the names of :class:`ModelShape`."""
+LINK_QUANTITIES = ("tensor_parallel_size", "allreduce_bytes")
+"""Ranks that share layers, and bytes that a step's all-reduce sends, of more than one."""
+QUANTITIES = BATCH_QUANTITIES + MODEL_QUANTITIES + LINK_QUANTITIES
 CONFIDENCE = ("H", "M", "L")
 MAX_BYTES, MAX_QUANTITY = 1 << 50, 1 << 60
 _INTEGERS = frozenset(f.name for f in fields(DeviceSpec) if f.name.endswith(("_ns", "_tokens")))
@@ -108,6 +110,12 @@ class Profile:
         for where, wrong in _objections(self):
             raise ProfileError(f"{where}: {wrong}")
 
+    @property
+    def allreduce_ns(self) -> dict[int, int]:
+        """Latencies that were measured, by ranks."""
+        found = {int(k.removeprefix(ALLREDUCE)): c for k, c in self.coefficients.items() if k.startswith(ALLREDUCE)}
+        return {ranks: round(found[ranks].value) for ranks in sorted(found)}
+
     def applied_to(self, device: DeviceSpec) -> DeviceSpec:
         """*device* with what was measured in place of its own figures, and their sources. O(fields).
 
@@ -116,16 +124,26 @@ class Profile:
         if device.name != self.device:
             raise ProfileError(f"profile {self.name} was made on {self.device}, not on {device.name}; take one of it")
         values: dict[str, Any] = {
-            key: round(c.value) if key in _INTEGERS else float(c.value) for key, c in self.coefficients.items()
+            key: round(c.value) if key in _INTEGERS else float(c.value)
+            for key, c in self.coefficients.items()
+            if not key.startswith(ALLREDUCE)
         }
         sources = {
             key: f"calibrated: profile {self.name}, residual {c.residual_percent:.1f} % (confidence {c.confidence}, "
             f"range {c.low:g}..{c.high:g})"
             for key, c in self.coefficients.items()
+            if not key.startswith(ALLREDUCE)
         }
+        if measured := self.allreduce_ns:
+            values["allreduce_ns"] = {**device.allreduce_ns, **measured}
+            sources["allreduce_ns"] = f"calibrated for {', '.join(map(str, measured))} ranks: profile {self.name}" + (
+                f"; others: {device.sources.get('allreduce_ns', 'given')}"
+                if device.allreduce_ns.keys() - measured
+                else ""
+            )
         if (context := self.memory.get("context_bytes")) is not None:
             values["context_bytes"] = context
-            sources["context_bytes"] = f"calibrated: profile {self.name}"
+            sources["context_bytes"] = calibrated_context(self.name)
         return replace(device, **values, sources={**device.sources, **sources}, profile=self.name)
 
     def to_json(self) -> str:
@@ -134,6 +152,24 @@ class Profile:
         tree["coefficients"] = {key: c._asdict() for key, c in self.coefficients.items()}
         tree["validity"] = {key: list(span) for key, span in self.validity.items()}
         return json.dumps({"format": FORMAT, **tree}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def calibrated_context(profile: str) -> str:
+    """The source of a device's context that the profile measured."""
+    return f"calibrated: profile {profile}"
+
+
+def allreduce_key(ranks: int) -> str:
+    """The coefficient of an all-reduce's latency among so many."""
+    return f"{ALLREDUCE}{ranks}"
+
+
+def _bounds(key: str) -> tuple[float, float] | None:
+    """What the coefficient may be; None: there is none of that name."""
+    ranks = key.removeprefix(ALLREDUCE)
+    if ranks != key and ranks in map(str, range(2, MAX_RANKS + 1)):
+        return _NS
+    return COEFFICIENTS.get(key)
 
 
 def outside(profile: Profile, quantities: Mapping[str, float]) -> tuple[str, ...]:
@@ -218,27 +254,42 @@ def _objections(p: Profile) -> Iterator[tuple[str, str]]:
     if not p.coefficients:
         yield "coefficients", "empty: there is nothing to apply"
     for key, c in p.coefficients.items():
-        where = f"coefficients.{short(key)}"
-        if key not in COEFFICIENTS:
-            yield where, f"not a figure that is calibrated; known: {', '.join(COEFFICIENTS)}"
+        where = f"coefficients.{key if key.startswith(ALLREDUCE) and len(key) < 20 else short(key)}"
+        bounds = _bounds(key)
+        if bounds is None:
+            yield (
+                where,
+                f"not a figure that is calibrated; known: {', '.join(COEFFICIENTS)}, {ALLREDUCE}2 to {MAX_RANKS}",
+            )
             continue
-        low, high = COEFFICIENTS[key]
-        if not low <= c.low <= c.value <= c.high <= high:
-            yield where, f"{c.low:g} <= {c.value:g} <= {c.high:g} does not hold, or is not within {low:g}..{high:g}"
-        if not 0 <= c.residual_percent <= 1e6 or not 1 <= c.points <= 10**9:
-            yield where, f"residual_percent {c.residual_percent:g} or points {c.points} makes no sense"
+        low, high = bounds
+        for name in ("low", "value", "high"):
+            if not low <= (found := getattr(c, name)) <= high:
+                yield f"{where}.{name}", f"{_told(found)} is not within {low:g}..{high:g}; take the figure out"
+        if not c.low <= c.value <= c.high:
+            ends = f"{_told(c.low)} <= {_told(c.value)} <= {_told(c.high)}"
+            yield where, f"{ends} does not hold of low, value and high; take the figure out"
+        if not 0 <= c.residual_percent <= 1e6:
+            yield f"{where}.residual_percent", f"{_told(c.residual_percent)} is not within 0..1e+06"
+        if not 1 <= c.points <= 10**9:
+            yield f"{where}.points", f"{_told(c.points)} is not within 1..1e+09"
         if c.confidence not in CONFIDENCE:
             yield f"{where}.confidence", f"{short(c.confidence)} is none of {', '.join(CONFIDENCE)}"
     for key, size in p.memory.items():
         if key not in MEMORY:
             yield f"memory.{short(key)}", f"unknown key; known: {', '.join(MEMORY)}"
         elif not 0 <= size <= MAX_BYTES:
-            yield f"memory.{key}", f"{size} is no number of bytes of a device"
+            yield f"memory.{key}", f"{_told(size)} is no number of bytes of a device: from 0 to {MAX_BYTES}"
     for key, (low, high) in p.validity.items():
-        if key not in BATCH_QUANTITIES + MODEL_QUANTITIES:
-            yield f"validity.{short(key)}", f"unknown; known: {', '.join(BATCH_QUANTITIES + MODEL_QUANTITIES)}"
+        if key not in QUANTITIES:
+            yield f"validity.{short(key)}", f"unknown; known: {', '.join(QUANTITIES)}"
         elif not 0 <= low <= high <= MAX_QUANTITY:
-            yield f"validity.{key}", f"[{low:g}, {high:g}] is no range of a quantity"
+            yield f"validity.{key}", f"[{_told(low)}, {_told(high)}] is no range within 0..{MAX_QUANTITY:g}"
     error = p.cross_validated_percent
     if error is not None and not 0 <= error <= 1e6:
-        yield "cross_validated_percent", f"{error:g} makes no sense"
+        yield "cross_validated_percent", f"{_told(error)} is not within 0..1e+06"
+
+
+def _told(number: float) -> str:
+    """A number as an error tells it, however many digits a file has of it."""
+    return f"{number:g}" if is_number(number) else short(number)

@@ -7,6 +7,7 @@
 
     leap of k steps   kv_read_tokens   read, read + growth, ... read + growth (k - 1)      counted in O(1)
                       all others       the same in each step
+    several ranks     tensor_parallel_size, allreduce_bytes: a step's tokens, each of hidden_size elements
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hbmtwin.kernels.profile import (
     read_profile,
 )
 from hbmtwin.kernels.records import BatchShape, DeviceSpec, ModelShape
+from hbmtwin.sim.budget.memory_budget import MemoryBudget
 from hbmtwin.sim.scenario import Scenario, ScenarioError, is_profile_file
 
 FOLDER = files("hbmtwin.sim.catalog").joinpath("profiles")
@@ -71,14 +73,27 @@ def calibrated(profile: Profile | None, device: DeviceSpec) -> DeviceSpec:
         raise ScenarioError(f"calibration.profile: {error}") from None
 
 
+def memory_notes(budget: MemoryBudget) -> tuple[str, ...]:
+    """Which lines of the budget a profile measured, in whole or in part."""
+    found = [(line.profile, f"{line.item} {line.bytes / 2**30:.2f} GiB") for line in budget.lines if line.profile]
+    if not found:
+        return ()
+    lines = ", ".join(words for _, words in found)
+    return (f"memory budget: {lines} measured, in whole or in part (calibration.profile {found[0][0]})",)
+
+
 class ValidityWatch:
     """Counts the steps of a run that lie outside of what a profile was measured for."""
 
-    def __init__(self, profile: Profile, model: ModelShape) -> None:
+    def __init__(self, profile: Profile, model: ModelShape, tensor_parallel_size: int = 1) -> None:
         self.profile = profile
+        self._ranks = tensor_parallel_size
+        self._token_bytes = model.hidden_size * model.dtype_bytes if tensor_parallel_size > 1 else 0
+        """What an all-reduce sends of a token; 0: there is one rank."""
         self.steps = 0
         self.steps_outside = 0
-        self._model = {key: model_quantities(model)[key] for key in outside(profile, model_quantities(model))}
+        asked = model_quantities(model) | ({"tensor_parallel_size": self._ranks} if self._ranks > 1 else {})
+        self._model = {key: asked[key] for key in outside(profile, asked)}
         self._found: dict[str, list[int]] = {}
         """By quantity: steps outside, and the lowest and highest value of them."""
 
@@ -86,7 +101,10 @@ class ValidityWatch:
         """Take in *steps* steps of a batch. O(prompts)."""
         self.steps += steps
         most = 0
-        for key, value in batch_quantities(b).items():
+        quantities = batch_quantities(b)
+        if self._token_bytes and b.tokens:
+            quantities["allreduce_bytes"] = b.tokens * self._token_bytes
+        for key, value in quantities.items():
             if (span := self.profile.validity.get(key)) is None:
                 continue
             first, rise = int(value), b.kv_read_growth if key == "kv_read_tokens" else 0
@@ -127,8 +145,15 @@ class ValidityWatch:
         own = [f"{key} {value:g} (measured {_span(p, key)})" for key, value in self._model.items()]
         if own:
             found.append(
-                f"calibration.profile {p.name}: the model lies outside of what was measured on {p.device}, so that all "
-                f"times are extrapolated: {', '.join(own)}"
+                f"calibration.profile {p.name}: the model or its split lies outside of what was measured on "
+                f"{p.device}, so that all times are extrapolated: {', '.join(own)}"
+            )
+        latencies = p.allreduce_ns
+        if latencies and self._ranks > 1 and self._ranks not in latencies and "tensor_parallel_size" not in self._model:
+            counts = ", ".join(map(str, latencies))
+            found.append(
+                f"calibration.profile {p.name}: all-reduces were measured of {counts} ranks; the latency of "
+                f"{self._ranks} is the catalog's"
             )
         if self.steps_outside:
             what = [

@@ -76,7 +76,9 @@ class Twin:
                 keeps_parked="park" in self.kv.offers,
                 max_concurrency=s.workload.max_concurrency,
                 step_mode=step_mode or not self._may_leap(),
-                validity=None if plan.profile is None else ValidityWatch(plan.profile, plan.model),
+                validity=None
+                if plan.profile is None
+                else ValidityWatch(plan.profile, plan.model, s.engine.tensor_parallel_size),
             ),
             self.source,
             self.scheduler,

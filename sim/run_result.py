@@ -7,6 +7,7 @@ from typing import Any
 
 from hbmtwin.allocators.contract import CountsPrefixes, KVPolicy
 from hbmtwin.sim import legality, summary
+from hbmtwin.sim.calibration import memory_notes
 from hbmtwin.sim.engine import Engine
 from hbmtwin.sim.model_states import state_notes
 from hbmtwin.sim.model_windows import window_notes
@@ -71,6 +72,7 @@ def result_of(plan: ServerPlan, memory: ServerMemory, engine: Engine) -> Result:
                 *matrix_notes(plan.model),
                 *pipeline_notes(scenario, plan.budget),
                 *(() if validity is None else validity.notes()),
+                *memory_notes(plan.budget),
                 *batch_notes(scenario, plan.max_model_len),
                 *context_notes(scenario.workload.preset, source, plan.longest_request),
                 *window_notes(scenario, plan.model, plan.kept_model),

@@ -96,8 +96,10 @@ class ServerPlan:
     def _budget(self) -> MemoryBudget:
         s = self.scenario
         measured: Mapping[str, int] = {} if self.profile is None else self.profile.memory
+        profiled = set(measured)
         if s.memory.activation_bytes is not None:
             measured = {**measured, "activation_bytes": s.memory.activation_bytes}
+            profiled.discard("activation_bytes")
         return memory_budget(
             self.kept_model,
             self.device,
@@ -115,4 +117,6 @@ class ServerPlan:
             activation_bytes=measured.get("activation_bytes"),
             non_torch_bytes=measured.get("non_torch_bytes"),
             graph_bytes=measured.get("graph_bytes"),
+            communicator_bytes=measured.get("communicator_bytes"),
+            profiled=profiled,
         )

@@ -28,7 +28,7 @@ COLOURS = {
 
 
 def breakdown_bar(fit: Fit, lang: Lang) -> go.Figure:
-    """A horizontal bar, one piece a line of the budget; where more is asked than there is, the device ends within it."""
+    """A horizontal bar, a piece a line of the budget; where more is asked than there is, the device ends within it."""
     figure = go.Figure()
     total = fit.budget.total_bytes
     for line in fit.budget.lines:

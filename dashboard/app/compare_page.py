@@ -86,9 +86,7 @@ def show() -> None:
     left_out: dict[str, str] = st.session_state.get("left-out", {}).get(key, {})
     there = {name: result for name, result in results.items() if result is not None}
     complete = there.keys() | left_out.keys() >= wanted.keys()
-    if st.button(
-        text(RUN), type="primary", icon=":material/play_arrow:", disabled=complete or jobs.busy(SLOT), key="run"
-    ):
+    if jobs.start_button(text(RUN), disabled=complete or jobs.busy(SLOT)):
         job = {"verb": "compare", "settings": settings, "policies": policies, "variants": variants, "out": out}
         jobs.start(SLOT, key, job)
     task = jobs.done(SLOT, _progress)

@@ -26,7 +26,8 @@ def free_pieces(checkpoints: pd.DataFrame, time_ns: int) -> npt.NDArray[np.int64
     at = checkpoints[times == (before.max() if len(before) else times.min())]
     at = at[at["op_index"] == at["op_index"].max()]
     free = at[(at["level"] == "block") & (at["state"] == INACTIVE)]
-    return free["size"].to_numpy(dtype=np.int64)
+    sizes: npt.NDArray[np.int64] = free["size"].to_numpy(dtype=np.int64)
+    return sizes
 
 
 def free_sizes(pieces: npt.NDArray[np.int64], asked_bytes: int | None, lang: Lang) -> go.Figure:

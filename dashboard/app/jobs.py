@@ -66,6 +66,11 @@ def result_of(scenario: Scenario) -> Result | None:
         return None
 
 
+def start_button(label: str, *, disabled: bool) -> bool:
+    """The button of a page that starts what takes long."""
+    return st.button(label, type="primary", icon=":material/play_arrow:", disabled=disabled, key="run")
+
+
 def key_of(scenario: Scenario) -> str:
     """The name under which its result is kept: of its run, and of the tables that it is to have."""
     wanted = scenario.results

@@ -10,7 +10,7 @@ replaces that one setting. So what no knob is for (an uploaded file may say anyt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ class Knob(NamedTuple):
 
     key: str
     label: Phrase
-    options: Callable[[], list[str]] | None = None
+    options: Callable[[], Sequence[str]] | None = None
     """Names to choose from; none: a number."""
     none: Phrase | None = None
     """What no value is called, where that may be chosen."""
@@ -59,15 +59,18 @@ class Knob(NamedTuple):
     step: float | None = None
 
 
+def _flag(name: str) -> Phrase:
+    """A name that engines have for it, in every language."""
+    return Phrase(name, name)
+
+
 GROUPS: tuple[tuple[Phrase, tuple[Knob, ...]], ...] = (
     (
         SERVED,
         (
             Knob("model.name", Phrase("Model", "模型"), models),
             Knob("device.name", Phrase("Device", "设备"), devices),
-            Knob(
-                "engine.tensor_parallel_size", Phrase("tensor_parallel_size", "tensor_parallel_size"), least=1, step=1
-            ),
+            Knob("engine.tensor_parallel_size", _flag("tensor_parallel_size"), least=1, step=1),
         ),
     ),
     (POLICY, (Knob("kv_cache.preset", Phrase("Policy", "策略"), lambda: list(PRESETS), OWN),)),
@@ -90,17 +93,17 @@ GROUPS: tuple[tuple[Phrase, tuple[Knob, ...]], ...] = (
     (
         LIMITS,
         (
-            Knob("engine.max_model_len", Phrase("max_model_len", "max_model_len"), none=DEFAULT, least=2, step=512),
-            Knob("scheduler.max_num_seqs", Phrase("max_num_seqs", "max_num_seqs"), least=1, step=1),
+            Knob("engine.max_model_len", _flag("max_model_len"), none=DEFAULT, least=2, step=512),
+            Knob("scheduler.max_num_seqs", _flag("max_num_seqs"), least=1, step=1),
             Knob(
                 "scheduler.max_num_batched_tokens",
-                Phrase("max_num_batched_tokens", "max_num_batched_tokens"),
+                _flag("max_num_batched_tokens"),
                 least=1,
                 step=512,
             ),
             Knob(
                 "engine.gpu_memory_utilization",
-                Phrase("gpu_memory_utilization", "gpu_memory_utilization"),
+                _flag("gpu_memory_utilization"),
                 least=0.05,
                 most=1.0,
                 step=0.01,
@@ -159,7 +162,7 @@ def _draw(knob: Knob, scenario: Scenario) -> None:
     section, _, name = knob.key.rpartition(".")
     value = getattr(getattr(scenario, section) if section else scenario, name)
     widget = f"{knob.key}#{st.session_state[GENERATION]}"
-    turned = {"key": widget, "on_change": _turned, "args": (knob.key, widget)}
+    turned: dict[str, Any] = {"key": widget, "on_change": _turned, "args": (knob.key, widget)}
     label = text(knob.label)
     if knob.options is not None:
         names: list[str | None] = [*([None] if knob.none else []), *knob.options()]
@@ -170,9 +173,8 @@ def _draw(knob: Knob, scenario: Scenario) -> None:
     else:
         whole = isinstance(knob.step, int)
         kind: Callable[[Any], Any] = int if whole else float
-        shown = (
-            {"value": None, "placeholder": text(knob.none)} if value is None and knob.none else {"value": kind(value)}
-        )
+        empty = value is None and knob.none is not None
+        shown: dict[str, Any] = {"value": None, "placeholder": text(DEFAULT)} if empty else {"value": kind(value)}
         st.number_input(
             label,
             min_value=None if knob.least is None else kind(knob.least),

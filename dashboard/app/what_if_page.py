@@ -62,13 +62,7 @@ def show() -> None:
     except (ScenarioError, CatalogError) as error:
         st.error(str(error), icon=":material/edit:")
         return
-    if st.button(
-        text(RUN),
-        type="primary",
-        icon=":material/play_arrow:",
-        disabled=result is not None or jobs.busy(SLOT),
-        key="run",
-    ):
+    if jobs.start_button(text(RUN), disabled=result is not None or jobs.busy(SLOT)):
         jobs.start_run(SLOT, scenario)
     if jobs.done(SLOT, jobs.of_run) is not None:
         st.rerun()

@@ -1,7 +1,8 @@
 """What a claim is, and how the experiments of this directory find their number.
 
 Every experiment is a scenario file, whose head says what was claimed and what to look at, and a function that runs it
-and answers with a :class:`Found`. ``python examples/claims`` runs them all.
+and answers with a :class:`Found`. ``python examples/claims`` runs them all. What docs/claims.md says of a claim are its
+function's words.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ HERE = Path(__file__).parent
 GIB = 1 << 30
 MIB = 1 << 20
 
+Verdict = Literal["holds", "holds in part", "wrong"]
+
 
 @dataclass(frozen=True)
 class Found:
     """What the simulation says to one claim."""
 
-    verdict: Literal["holds", "holds in part", "wrong"]
+    verdict: Verdict
     simulated: str
     """The number, with its unit."""
     why: str
-    """One sentence: why claim and simulation differ, or on what the claim rests."""
+    """Why claim and simulation differ, or on what the claim rests."""
+    told: str = ""
+    """A paragraph below the table: what to take from it. Whatever does not simply hold has one."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +41,26 @@ class Claim:
     id: str
     claimed: str
     find: Callable[[], Found]
+    picture: str | None
+    """What its picture shows, which is drawn by pictures.py and stands under the paragraph."""
 
 
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(id: str, claimed: str) -> Callable[[Callable[[], Found]], Callable[[], Found]]:
+def claim(id: str, claimed: str, *, picture: str | None = None) -> Callable[[Callable[[], Found]], Callable[[], Found]]:
     """Register the experiment of a claim."""
 
     def register(find: Callable[[], Found]) -> Callable[[], Found]:
-        CLAIMS[id] = Claim(id, claimed, find)
+        CLAIMS[id] = Claim(id, claimed, find, picture)
         return find
 
     return register
+
+
+def order(id: str) -> tuple[str, int]:
+    """By write-up and number: A2 before A10."""
+    return id[0], int(id[1:])
 
 
 def simulate(id: str, *overrides: str, preset: str | None = None) -> Result:

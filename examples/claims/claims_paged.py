@@ -34,6 +34,7 @@ def a7_results() -> dict[str, Result]:
 @claim(
     "A7",
     "Pages of 64 or 128 tokens lift KV memory utilisation from 34 % to 91 % (memory utilisation 0.85, 32 sequences).",
+    picture="KV held on average: static buffers, doubling, and pages of 128, 64 and 16 tokens",
 )
 def a7() -> Found:
     """Utilisation under each rule; how many sequences that makes on half the memory; and the share of a whole pool."""
@@ -57,6 +58,8 @@ def a7() -> Found:
         f"of 32 GB static buffers let {at_once['static']} sequences run at once, pages up to {at_once['paged']} "
         f"({small['paged'].summary['preemptions']} preemptions), {faster:.1f} times as fast. Held is what sequences "
         f"have: of the whole pool, taken at the start, they have {100 * paged.summary['kv_usage_mean']:.0f} %.",
+        "What sequences hold beside their tokens, on the same traffic: pages of 128 leave as much of it empty as was "
+        "told, smaller ones less.",
     )
 
 
@@ -118,7 +121,11 @@ def b3_results() -> dict[str, Result]:
     return results
 
 
-@claim("B3", "A KV reuse hit rate under 90 % means that the cache is not reused.")
+@claim(
+    "B3",
+    "A KV reuse hit rate under 90 % means that the cache is not reused.",
+    picture="Hit rate over time of four runs, and the most that is possible against the turns of a conversation",
+)
 def b3() -> Found:
     """The rate of traffic that finds all there is to find, and of traffic that does not, beside the possible one."""
     results = b3_results()
@@ -151,6 +158,11 @@ def b3() -> Found:
         f"{cleared['cleared_s']:.0f} of {ends['10 turns']:.0f} s, with 128 users until {first['cleared_s']:.0f} s and "
         f"again from {again['time_s']:.0f} s, in the others to the end. It is the distance to what is possible that "
         "says that a cache is not reused.",
+        "A rate says little without the one that was possible. Short conversations, long questions and pages that are "
+        "not full bound it from above, so that traffic which finds every page there is may stay under 90 % for ever; "
+        "and the same rate may come from a cache that loses histories which it should keep. Put the alert, "
+        "`results.alert_hit_rate`, under what your own traffic can reach: of each turn, the whole pages of the turn "
+        "before, its prompt and answer less the last token.",
     )
 
 
@@ -209,7 +221,11 @@ def c8_before() -> dict[str, float]:
     }
 
 
-@claim("C8", "Paging lifts utilisation from 60-70 % to over 95 %, and 16 tokens a page is best for 70B.")
+@claim(
+    "C8",
+    "Paging lifts utilisation from 60-70 % to over 95 %, and 16 tokens a page is best for 70B.",
+    picture="Utilisation, empty room and block tables against tokens a page",
+)
 def c8() -> Found:
     """Utilisation, room that stays empty and tables under each page size; the same of the model that C counts."""
     before = c8_before()
@@ -236,4 +252,9 @@ def c8() -> Found:
         f"has no term in the cost model: every run ends at {pages[1].makespan_s:.1f} s. On Ascend there is nothing to "
         "choose: vllm-ascend turns any size into 128 where prefix caching or chunked prefill is on, as both are by "
         "default.",
+        "Pages of 16 do use over 95 % of what they hold, and so do all smaller ones. What a page size costs in memory "
+        f"is its table, {TABLE_ENTRY_BYTES} bytes an entry, and that is nothing beside the room which larger pages "
+        "leave empty; by memory alone one token a page is best, for any model. Why 16 is chosen is a matter of time, "
+        "in kernels and on the host, for which there is no number here. Try your own lengths with `--set "
+        "kv_cache.block_size=16`.",
     )

@@ -90,7 +90,11 @@ def c9_formula(engine: str, prompt: int, samples: int, output: int) -> tuple[int
     return own - (samples - 1) * shared, copied
 
 
-@claim("C9", "Copy-on-write lets sequences share pages.")
+@claim(
+    "C9",
+    "Copy-on-write lets sequences share pages.",
+    picture="KV held against the number of answers, and the pages of eight answers in their first steps",
+)
 def c9() -> Found:
     """Pages of eight answers to one prompt, forked, found by a prefix cache, and each for itself."""
     runs = {engine: c9_pages(engine) for engine in C9_ENGINES}
@@ -115,4 +119,9 @@ def c9() -> Found:
         "step, until each answer writes its first token and all but one copy it. The prefix cache computes "
         f"{cached.computed_prompt_tokens - forked.computed_prompt_tokens} prompt tokens more, and where the prompt "
         "fills its last page shares one page less with each answer, since it computes the last token anew.",
+        "Pages are shared because references to them are counted, and a full page is never written again, so no copy "
+        "is ever needed: vLLM's present engine shares the same pages without copy-on-write. What copy-on-write adds is "
+        "the partly filled page at a prompt's end, shared for the one step in which the prompt is computed. It also "
+        "spares the prompts of further answers altogether, where a prefix cache computes their last page anew. Samples "
+        "that were swapped to the host and back share nothing any more. Try it with `--set workload.samples=16`.",
     )

@@ -1,7 +1,7 @@
 """Draw the most telling claims: ``python examples/claims/pictures.py DIR`` writes one self-contained page each.
 
 A1: what a token costs, turn by turn. C4: what each growth rule holds beside the tokens. C5 and C6: where the free
-memory lies when a request fails. Those of paged KV are in ``pictures_paged.py``.
+memory lies when a request fails. A6 and C1 are in ``pictures_copies.py``, paged KV in ``pictures_paged.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import plotly.graph_objects as go
 from b1_turns import KINDS, TURNS, alone, machine, measured, together, users_for
 from claim import GIB, MIB, simulate
@@ -18,8 +17,10 @@ from claims_a import a1_turns
 from claims_growth import C4_RULES
 from look import finish, label
 from oom_point import copies, held_by_op, oom_point
+from pictures_copies import doubling, free_places
 from pictures_paged import hit_rates, how_full, page_sizes
 from pictures_sharing import shared_pages
+from pieces import Piece, pieces
 from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.palette import ALARM, MEMORY, policy_colours
@@ -172,13 +173,13 @@ def free_but_in_pieces() -> go.Figure:
     figure = go.Figure()
     for place, (name, result) in enumerate(rows.items()):
         y = -place
-        pieces = _pieces(result.checkpoints, moment_ns)
+        parts = pieces(result.checkpoints, moment_ns)
         oom = result.oom
         if oom is not None and oom["driver_free_bytes"]:
-            pieces.append(("left at the driver", oom["driver_free_bytes"]))
-        holes = [size for what, size in pieces if what != "kv"]
+            parts.append(Piece("left at the driver", oom["driver_free_bytes"]))
+        holes = [size for what, size in parts if what != "kv"]
         start = 0.0
-        for what, size in pieces:
+        for what, size in parts:
             colour = MEMORY["kv_tokens" if what == "kv" else "external"].colour
             marker = {"color": colour, "line": {"color": "#FFFFFF", "width": 1}}
             figure.add_bar(y=[y], x=[size / GIB], base=start, width=0.4, orientation="h", marker=marker)
@@ -206,16 +207,6 @@ def free_but_in_pieces() -> go.Figure:
     )
 
 
-def _pieces(checkpoints: pd.DataFrame, moment_ns: int) -> list[tuple[str, int]]:
-    """What the last map up to a moment shows of the segments that hold KV, in address order: kv or free, and bytes."""
-    before = checkpoints[(checkpoints["time_ns"] <= moment_ns) & (checkpoints["level"] != "kv_block")]
-    rows = before[before["time_ns"] == before["time_ns"].max()]
-    segment = (rows["level"] == "segment").cumsum()
-    holds_kv = (rows["tag"] == "kv").groupby(segment).transform("any")
-    blocks = rows[holds_kv & (rows["level"] == "block")]
-    return [(tag or "free", size) for tag, size in zip(blocks["tag"], blocks["size"], strict=True)]
-
-
 def _band(layer: str) -> dict[str, object]:
     colour = MEMORY[layer].colour
     return {"mode": "lines", "line": {"width": 0, "color": colour}, "fillcolor": colour}
@@ -224,8 +215,10 @@ def _band(layer: str) -> dict[str, object]:
 PAGES: dict[str, Callable[[], go.Figure]] = {
     "claim-a1": slowing_chat,
     "claim-b1": two_attentions,
+    "claim-a6": free_places,
     "claim-a7": how_full,
     "claim-b3": hit_rates,
+    "claim-c1": doubling,
     "claim-c4": growth_rules,
     "claim-c5": free_but_in_pieces,
     "claim-c8": page_sizes,

@@ -11,6 +11,7 @@ import typer
 
 from hbmtwin import __version__
 from hbmtwin.cli.bench import bench_kernels, calibrate
+from hbmtwin.cli.bench_collectives import bench_collectives
 from hbmtwin.cli.bench_command import HELP, BenchCommand
 from hbmtwin.cli.dashboard import dashboard
 from hbmtwin.cli.exits import FAILURE, OK, USAGE, exit_code_of, subtraction
@@ -29,6 +30,7 @@ from hbmtwin.cli.process import (
 )
 from hbmtwin.cli.simulate import compare, run
 from hbmtwin.cli.start import catalog, init
+from hbmtwin.cli.sweep import GridCommand, sweep
 from hbmtwin.cli.validate_run import validate_run
 from hbmtwin.cli.workload import workload_app
 from hbmtwin.cli.workload_model import generate, learn
@@ -47,6 +49,7 @@ app.command(cls=FitCommand)(fit)
 app.command()(explain)
 app.command(cls=BenchCommand, epilog=HELP)(run)
 app.command(cls=BenchCommand, epilog=HELP)(compare)
+app.command(cls=GridCommand)(sweep)
 app.command()(replay)
 app.command()(dashboard)
 
@@ -57,6 +60,7 @@ validate_app.command("run")(validate_run)
 bench_app = typer.Typer(help="Time what this machine has.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 bench_app.command("kernels")(bench_kernels)
+bench_app.command("collectives")(bench_collectives)
 app.command()(calibrate)
 app.add_typer(workload_app, name="workload")
 workload_app.command()(learn)

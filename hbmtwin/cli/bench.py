@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -45,6 +47,10 @@ Grid = Annotated[
     str, typer.Option(metavar="small|full|FILE", help="Which sizes: a minute, some minutes, or those of a JSON file.")
 ]
 Dtype = Annotated[str, typer.Option(help="bfloat16, float16 or float32.")]
+MemoryGib = Annotated[
+    float | None,
+    typer.Option(min=0.25, max=1024, help="Most of a device that torch's tensors may take; default: 16, at most 90 %."),
+]
 Threads = Annotated[int, typer.Option(min=0, max=1024, help="Of a CPU; 0: as torch has them.")]
 
 
@@ -53,6 +59,7 @@ def bench_kernels(
     grid: Grid = "small",
     dtype: Dtype = "bfloat16",
     threads: Threads = 1,
+    memory_gib: MemoryGib = None,
     out: Annotated[Path | None, typer.Option(help="File for the times, which `hbmtwin calibrate` reads.")] = None,
     picture: Annotated[Path | None, typer.Option(help="HTML page: what was reached of the device's peak.")] = None,
     json_: Json = False,
@@ -60,9 +67,9 @@ def bench_kernels(
     """Time attention, matrix products and whole steps of a small decoder."""
     for option, path in (("--out", out), ("--picture", picture)):
         if path is not None:
-            _check_place(option, path)
+            check_place(option, path)
     begin = time.monotonic()
-    bench = _measured(backend, grid, dtype, threads)
+    bench = _measured(backend, grid, dtype, threads, cap_bytes(backend, memory_gib))
     wall_s = time.monotonic() - begin
     if json_:
         print(json_text(bench.to_dict() | {"wall_s": round(wall_s, 3)}))
@@ -83,7 +90,10 @@ def calibrate(
     grid: Grid = "full",
     dtype: Dtype = "bfloat16",
     threads: Threads = 1,
-    from_bench: Annotated[Path | None, typer.Option(help="Times of `hbmtwin bench kernels --out`.")] = None,
+    from_bench: Annotated[
+        list[Path] | None,
+        typer.Option(help="Times of `hbmtwin bench kernels --out`, and again for those of `bench collectives`."),
+    ] = None,
     from_engine_log: Annotated[
         Path | None, typer.Option(help="Log of a vLLM server, with --model and --device, in place of a benchmark.")
     ] = None,
@@ -97,13 +107,13 @@ def calibrate(
     json_: Json = False,
 ) -> int:
     """Fit the cost model to measured times, and write the profile."""
-    _check_place("--out", out)
-    for source in (from_bench, from_engine_log):
-        if source is not None and source.exists() and out.exists() and source.samefile(out):
+    check_place("--out", out)
+    for source in (*(from_bench or ()), *filter(None, [from_engine_log])):
+        if source.exists() and out.exists() and source.samefile(out):
             raise UsageError(f"--out: {out} is what the profile is made from; name another file")
     name = name or out.stem
     if from_engine_log is not None:
-        if from_bench is not None:
+        if from_bench:
             raise UsageError("--from-engine-log: leave out --from-bench; a profile is made from one of them")
         if model is None or device is None:
             raise UsageError("--from-engine-log: say which server it is of with --model and --device")
@@ -117,7 +127,7 @@ def calibrate(
     if model is not None or tensor_parallel_size != 1:
         option = "--model" if model is not None else "--tensor-parallel-size"
         raise UsageError(f"{option}: belongs to --from-engine-log; leave it out")
-    done = _calibrated(from_bench, backend, grid, dtype, threads, name, made, device)
+    done = _calibrated(from_bench or [], backend, grid, dtype, threads, name, made, device)
     out.write_text(done.profile.to_json(), encoding="utf-8")
     if json_:
         print(json_text(done.to_dict() | {"written": str(out)}))
@@ -126,7 +136,7 @@ def calibrate(
     return OK
 
 
-def _check_place(option: str, path: Path) -> None:
+def check_place(option: str, path: Path) -> None:
     """Before minutes of measuring. Raise UsageError where no file can be."""
     if path.is_dir():
         raise UsageError(f"{option}: {path} is a directory; name a file")
@@ -143,27 +153,53 @@ def _read(path: Path) -> Bench:
         raise Unusable(f"--from-bench: {path}: cannot be read: {error.strerror}") from None
 
 
-def _measured(backend: Side, grid: str, dtype: str, threads: int) -> Bench:
-    from hbmtwin.kernels.attention.backends import BackendUnavailable
-    from hbmtwin.validation.bench.grid import grid_of
-    from hbmtwin.validation.bench.kernels import ROUNDS, run_bench
-    from hbmtwin.validation.bench.records import DTYPE_BYTES, BenchError
+def cap_bytes(backend: Side, memory_gib: float | None) -> int:
+    """What a device's allocator may take; 0: a CPU has no cap. Raise UsageError where one is asked of it."""
+    if backend is Side.CPU:
+        if memory_gib is not None:
+            raise UsageError("--memory-gib: caps a device's memory, and a CPU has none of its own; leave it out")
+        return 0
+    from hbmtwin.validation.bench.memory_cap import DEFAULT_BYTES
+
+    return DEFAULT_BYTES if memory_gib is None else int(memory_gib * 2**30)
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise UsageError for one that is not timed."""
+    from hbmtwin.validation.bench.records import DTYPE_BYTES
 
     if dtype not in DTYPE_BYTES:
         raise UsageError(f"--dtype: {dtype!r} is none; choose one of {', '.join(DTYPE_BYTES)}")
+
+
+@contextmanager
+def told_of_grid(grid: str) -> Iterator[None]:
+    """What is wrong with a grid, or its file, as a word about the option."""
+    from hbmtwin.validation.bench.records import BenchError
+
     try:
-        cases = grid_of(grid, backend.value)
+        yield
     except FileNotFoundError:
         raise Unusable(f"--grid: {grid}: no such file; choose small, full, or write one") from None
     except OSError as error:
         raise Unusable(f"--grid: {grid}: cannot be read: {error.strerror}") from None
     except BenchError as error:
         raise Unusable(f"--grid: {error}") from None
-    from hbmtwin.cli.progress import progress_of_runs
 
+
+def _measured(backend: Side, grid: str, dtype: str, threads: int, memory_bytes: int) -> Bench:
+    from hbmtwin.cli.progress import progress_of_runs
+    from hbmtwin.kernels.attention.backends import BackendUnavailable
+    from hbmtwin.validation.bench.grid import grid_of
+    from hbmtwin.validation.bench.kernels import ROUNDS, run_bench
+    from hbmtwin.validation.bench.records import BenchError
+
+    check_dtype(dtype)
+    with told_of_grid(grid):
+        cases = grid_of(grid, backend.value)
     try:
         with progress_of_runs(ROUNDS * len(cases)) as done:
-            return run_bench(cases, backend.value, dtype=dtype, threads=threads, done=done)
+            return run_bench(cases, backend.value, dtype=dtype, threads=threads, memory_bytes=memory_bytes, done=done)
     except BackendUnavailable as error:
         raise NotHere(str(error)) from None
     except BenchError as error:
@@ -171,7 +207,7 @@ def _measured(backend: Side, grid: str, dtype: str, threads: int) -> Bench:
 
 
 def _calibrated(
-    from_bench: Path | None,
+    from_bench: list[Path],
     backend: Side,
     grid: str,
     dtype: str,
@@ -180,14 +216,15 @@ def _calibrated(
     made: str,
     device: str | None,
 ) -> Calibration:
-    from hbmtwin.kernels.profile import ProfileError
+    from hbmtwin.validation.bench.joined import joined
     from hbmtwin.validation.bench.records import BenchError
     from hbmtwin.validation.calibrate.calibration import calibrate as fit_profile
 
     try:
-        bench = _read(from_bench) if from_bench is not None else _measured(backend, grid, dtype, threads)
+        files = [_read(path) for path in from_bench]
+        bench = joined(files) if files else _measured(backend, grid, dtype, threads, cap_bytes(backend, None))
         return fit_profile(bench, name=name, made=made, device=device)
-    except (BenchError, ProfileError) as error:
+    except BenchError as error:
         raise Unusable(str(error)) from None
 
 

@@ -30,6 +30,7 @@ def exit_code_of(error: Exception) -> int | None:
         ResultError,
         ScenarioError,
         UnknownPolicy,
+        WorkersLost,
         WorkloadError,
     )
 
@@ -37,7 +38,7 @@ def exit_code_of(error: Exception) -> int | None:
         return DOES_NOT_FIT
     if isinstance(error, ScenarioError | CatalogError | UnknownPolicy | ReplayError):
         return USAGE
-    if isinstance(error, WorkloadError | ResultError | OSError):
+    if isinstance(error, WorkloadError | ResultError | WorkersLost | OSError):
         return FAILURE
     return None
 
@@ -52,11 +53,14 @@ def subtraction(error: Exception) -> str:
         from hbmtwin.cli.tables import stage_columns
 
         return stage_columns(error.budget)
-    rows = [(line.item, line.bytes, line.low, line.high) for line in error.budget.lines]
+    rows = [(line.item, line.bytes, line.low, line.high, line.profile) for line in error.budget.lines]
     total = error.budget.total_bytes
     text = ""
-    for item, size, low, high in [*rows, ("sum: the device", total, total, total)]:
+    for item, size, low, high, profile in [*rows, ("sum: the device", total, total, total, "")]:
         text += f"\n  {item:<16}{size / 2**30:>9.2f} GiB"
         if low != high:
-            text += f"   estimated, {low / 2**30:.2f} to {high / 2**30:.2f}"
+            text += f"   {'partly measured' if profile else 'estimated'}, {low / 2**30:.2f} to {high / 2**30:.2f}"
+        elif profile:
+            text += "   measured"
+        text += f", profile {profile}" * bool(profile)
     return text

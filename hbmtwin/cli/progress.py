@@ -6,13 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
 
 from hbmtwin.api import Progress
 
 
-def _bars() -> Bars:
+def _bars(*more: ProgressColumn) -> Bars:
     console = Console(stderr=True)
     return Bars(
         SpinnerColumn(),
@@ -20,6 +28,7 @@ def _bars() -> Bars:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        *more,
         console=console,
         transient=True,
         disable=not console.is_terminal,
@@ -45,3 +54,11 @@ def progress_of_runs(total: int | None = None) -> Iterator[Callable[[str], None]
     with _bars() as bars:
         task = bars.add_task("runs", total=total)
         yield lambda name: bars.update(task, advance=1, description=f"{name} done")
+
+
+@contextmanager
+def progress_with_eta(total: int, there: int = 0) -> Iterator[Callable[[str], None]]:
+    """Yield what is called with how each of many runs ended; *there* of *total* had run before."""
+    with _bars(TextColumn("left"), TimeRemainingColumn()) as bars:
+        task = bars.add_task("runs", total=total, completed=there)
+        yield lambda how: bars.update(task, advance=1, description=f"runs, the last: {how}")

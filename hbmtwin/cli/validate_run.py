@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from hbmtwin.validation.run_replay.errors import ErrorRow
     from hbmtwin.validation.run_replay.kernels import KernelReplay
+    from hbmtwin.validation.run_replay.memory import MemoryReplay
     from hbmtwin.validation.run_replay.report import RunReplay
-    from hbmtwin.validation.run_replay.run_replay import MemoryReplay
 
 PAGE, SUMMARY = "validate_run.html", "validate_run.json"
 MOST_OPERATIONS = 10**7
@@ -88,8 +88,8 @@ def _replay(directory: Path, backend: str, max_operations: int | None, max_steps
     from hbmtwin.validation.device import DeviceUnavailable
     from hbmtwin.validation.emulated import EmulatorUnavailable, WorkerDied
     from hbmtwin.validation.run_replay.backends import BackendName, replay_run
+    from hbmtwin.validation.run_replay.case import NotReplayable
     from hbmtwin.validation.run_replay.kernels import NoKernels
-    from hbmtwin.validation.run_replay.run_replay import NotReplayable
 
     names: dict[str, BackendName] = {"emulated": "emulated", "cpu": "cpu", "cuda": "cuda", "npu": "npu"}
     try:

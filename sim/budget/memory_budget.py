@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from hbmtwin.allocators.kv_groups import GroupKind
 from hbmtwin.kernels.records import ModelShape
-from hbmtwin.sim.budget.charges import Charges, charges_of
+from hbmtwin.sim.budget.charges import MEASURED_BY, Charges, charges_of
 from hbmtwin.sim.budget.objections import ON_STAGE, objection, warnings_of
 from hbmtwin.sim.budget.question import BudgetQuestion
 from hbmtwin.sim.engines import Account, Division, Estimate
@@ -35,6 +35,11 @@ class BudgetLine:
     low: int
     high: int
     source: str
+
+    @property
+    def profile(self) -> str:
+        """Name of the calibration profile that measured it, or a part of it; empty: none did."""
+        return self.source.partition(MEASURED_BY)[2].partition(";")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ class Measured:
     """What is left for KV, in place of the whole subtraction."""
     kv_bytes_per_token: int | None = None
     """In all layers of the rank."""
+    communicator_bytes: int | None = None
+    """Of one group of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class BudgetQuestion:
     batch_rule: BatchRule | None = None
     """Set where ``max_num_batched_tokens`` was not given and follows from ``max_model_len``."""
     measured: Measured = Measured()
+    profiled: frozenset[str] = frozenset()
+    """Names of what the device's calibration profile measured, of :class:`Measured`."""
 
     @property
     def ranks(self) -> Ranks:
@@ -112,7 +116,10 @@ def check_question(q: BudgetQuestion) -> None:
     for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
         if (given := getattr(q, name)) is not None and given < 1:
             raise ValueError(f"{name} must be at least 1, not {given}")
-    for name in ("weights_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes", "available_kv_bytes"):
+    for name in (
+        *("weights_bytes", "activation_bytes", "non_torch_bytes", "graph_bytes", "available_kv_bytes"),
+        "communicator_bytes",
+    ):
         if (given := getattr(q.measured, name)) is not None and given < 0:
             raise ValueError(f"{name} must be at least 0, not {given}")
     if (token := q.measured.kv_bytes_per_token) is not None and token < 1:

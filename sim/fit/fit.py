@@ -119,6 +119,8 @@ def memory_budget(
     activation_bytes: int | None = None,
     non_torch_bytes: int | None = None,
     graph_bytes: int | None = None,
+    communicator_bytes: int | None = None,
+    profiled: Collection[str] = (),
     sinks: int = 0,
     mamba_mode: MambaMode = "none",
     pipeline_parallel_size: int = 1,
@@ -130,7 +132,8 @@ def memory_budget(
     *layout* is that of the KV of all layers on one rank, and tells over how many ranks each layer is split. Windows of
     the model's layers make groups of blocks, and keep *sinks* tokens at the start besides; so do states, cached by
     *mamba_mode*. *layer_partition* says how many layers each stage of a pipeline has. *activation_bytes*,
-    *non_torch_bytes* and *graph_bytes* replace estimates, *rules* those of the device's engine. When it does not start,
+    *non_torch_bytes*, *graph_bytes* and *communicator_bytes* replace estimates; *profiled* are names of those that the
+    device's calibration profile has. *rules* replace those of the device's engine. When it does not start,
     the reason ends with the single changes that were tried and hold. O(layers). Raise ValueError for a number out of
     range or a model that cannot be split so.
     """
@@ -148,7 +151,13 @@ def memory_budget(
         sinks=sinks,
         mamba_mode=mamba_mode,
         layers=stage_layers(model.num_layers, pipeline_parallel_size, layer_partition),
-        measured=Measured(activation_bytes=activation_bytes, non_torch_bytes=non_torch_bytes, graph_bytes=graph_bytes),
+        measured=Measured(
+            activation_bytes=activation_bytes,
+            non_torch_bytes=non_torch_bytes,
+            graph_bytes=graph_bytes,
+            communicator_bytes=communicator_bytes,
+        ),
+        profiled=frozenset(profiled),
     )
     check_question(question)
     budget = budget_of(question)

@@ -242,6 +242,7 @@ class _Resolver:
             num_gpu_blocks_override=blocks,
             batch_rule=settings.batch_rule,
             measured=Measured(**measured),
+            profiled=frozenset(name for name in measured if self._told.get(name, (None, ""))[1] == "profile"),
         )
         check_question(question)
         return question

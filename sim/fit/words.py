@@ -64,6 +64,8 @@ WHERE_OF_RANK = Phrase(
 MEASURED = ("given", "measured", "num_gpu_blocks_override", "kv_cache_memory_bytes")
 EXACT = Phrase("exact", "精确值")
 GIVEN = Phrase("given", "已给定")
+PROFILED = Phrase("measured, {profile}", "实测，{profile}")
+PROFILED_BETWEEN = Phrase("{low} to {high}, partly measured, {profile}", "{low} 至 {high}，部分实测，{profile}")
 REMAINDER = Phrase("the rest", "剩余")
 ESTIMATED = Phrase("estimated, {low} to {high}", "估算，{low} 至 {high}")
 BETWEEN = Phrase("{low} to {high}", "{low} 至 {high}")
@@ -228,9 +230,11 @@ def label(item: str) -> Said:
 
 
 def how_known(line: BudgetLine, *, short: bool = False) -> Said:
-    """Exact, given, or estimated within a range, in GiB; *short*: only the range."""
+    """Exact, given, measured by a profile, or estimated within a range, in GiB; *short*: only the range."""
     low, high = f"{line.low / 2**30:.2f}", f"{line.high / 2**30:.2f}"
     rest = line.item in REMAINDERS
+    if (profile := line.profile) and not rest and not short:
+        return Said.of(PROFILED if line.low == line.high else PROFILED_BETWEEN, profile=profile, low=low, high=high)
     if line.low != line.high:
         return Said.of(BETWEEN if short else REST_BETWEEN if rest else ESTIMATED, low=low, high=high)
     return Said.of(GIVEN if line.source.startswith(MEASURED) else REMAINDER if rest else EXACT)

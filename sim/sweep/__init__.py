@@ -5,5 +5,6 @@
     run_row        a scenario -> one flat row
     scenario_key   a scenario -> the name of its run
     store          rows in a directory, one file a run
-    execute        rows of many scenarios, in processes here or on a Ray cluster
+    workers        a pool of processes here; ray_cluster: one of actors there
+    execute        rows of many scenarios, each stored as soon as it is there
 """

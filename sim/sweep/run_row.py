@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from hbmtwin.allocators.registry import UnknownPolicy
 from hbmtwin.sim.budget.memory_budget import DoesNotFit
@@ -38,6 +39,8 @@ Value = int | float | str | bool | None
 Row = dict[str, Value]
 
 OUTCOMES = ("held", "out_of_memory", "standstill", "rejected", "does_not_fit", "illegal", "failed")
+PROCESS_DIED, OTHER_RELEASE = "ProcessDied", "OtherRelease"
+"""Causes of a failure that is not the run's own: its process was killed, or its machine lacks something."""
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
 PERCENTILES = (50, 90, 95, 99)
 LATENCY_COLUMNS = tuple(f"{name}_p{percent}_s" for name in LATENCIES for percent in PERCENTILES)
@@ -58,10 +61,13 @@ ROW_COLUMNS: dict[str, type[int] | type[float] | type[str] | type[bool]] = {
     **dict.fromkeys(("share_met", "output_tokens_per_s", "requests_per_s", "makespan_s"), float),
     **dict.fromkeys(("most_running", "most_waiting"), int),
     **dict.fromkeys(("died_users", "died_turn", "died_operations"), int),
+    **dict.fromkeys(("first_preemption_s", "recomputed_share"), float),
+    "thrashing_minutes": int,
 }
 """The columns of a row, in order; each may be None. ``least_free_bytes`` is what the driver had left at the least, also
 within a step. ``share_met`` is the share of all requests that met the scenario's SLO (none set: None). Of a death:
-sessions that were in the server, the turn of the request that asked (from 0), operations on allocators until then."""
+sessions that were in the server, the turn of the request that asked (from 0), operations on allocators until then.
+``thrashing_minutes`` are those in which at least half of what was computed had been computed before."""
 
 
 def run_row(scenario: Scenario) -> Row:
@@ -78,10 +84,27 @@ def run_row(scenario: Scenario) -> Row:
 
 
 def failed_row(key: Value, seed: int, error: BaseException) -> Row:
-    """The row of a run that ended in an error, or whose process did."""
+    """The row of a run that ended in an error."""
     kind = type(error).__name__
-    failed = {"outcome": "failed", "cause": kind, "error": f"{kind}: {error}"}
-    return {**dict.fromkeys(ROW_COLUMNS), "key": key, "seed": seed, **failed}
+    return _failed(key, seed, kind, f"{kind}: {error}")
+
+
+def died_row(key: Value, seed: int) -> Row:
+    """The row of a run that took its process with it, time and again."""
+    return _failed(key, seed, PROCESS_DIED, "its process died, also when it ran alone: killed, or out of host memory")
+
+
+def elsewhere_row(key: Value, seed: int) -> Row:
+    """The row of a run on a machine where it would have been another."""
+    text = (
+        "the worker has another release of hbmtwin, or not the same files (traces, profiles, models): install the same "
+        "release on every node, and put files where every node finds them under the same path"
+    )
+    return _failed(key, seed, OTHER_RELEASE, text)
+
+
+def _failed(key: Value, seed: int, cause: str, text: str) -> Row:
+    return {**dict.fromkeys(ROW_COLUMNS), "key": key, "seed": seed, "outcome": "failed", "cause": cause, "error": text}
 
 
 def _measured(scenario: Scenario) -> Row:
@@ -106,7 +129,16 @@ def _measured(scenario: Scenario) -> Row:
         "makespan_s": makespan_s,
         "most_running": int(timeline["running"].max()),
         "most_waiting": int(timeline["waiting"].max()),
+        "first_preemption_s": _first_preemption_s(timeline),
+        "recomputed_share": s["recomputed_share"],
+        "thrashing_minutes": 0 if s["thrashing"] is None else s["thrashing"]["minutes"],
     }
+
+
+def _first_preemption_s(timeline: pd.DataFrame) -> float | None:
+    """When somebody had to give way first; rows stand where the batch changes."""
+    after = timeline.loc[timeline["preemptions"] > 0, "time_ns"]
+    return int(after.iloc[0]) / 1e9 if len(after) else None
 
 
 def _latencies(result: Result) -> Row:

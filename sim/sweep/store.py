@@ -17,7 +17,9 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from errno import ENOSPC
 from pathlib import Path
 from types import TracebackType
 
@@ -53,10 +55,11 @@ class RunStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.folder / LOCK)
             if not (self.folder / MARK).exists():
-                _write(self.folder / MARK, json.dumps(FORM).encode() + b"\n")
+                with writing(self.folder / MARK) as staging:
+                    staging.write_text(json.dumps(FORM) + "\n", encoding="utf-8")
             self._rows = self._read()
         except OSError as error:
-            raise _cannot(self.folder, error) from None
+            raise ResultError(f"{self.folder}: cannot be used: {error.strerror or error}") from None
 
     def finished(self) -> dict[str, Row]:
         """The rows so far, by the keys of their runs."""
@@ -67,10 +70,8 @@ class RunStore:
         key = str(row["key"])
         sink = pa.BufferOutputStream()
         pq.write_table(table_of([row]), sink, use_dictionary=False, write_statistics=False, store_schema=False)
-        try:
-            _write(self.folder / f"{key}.parquet", sink.getvalue())
-        except OSError as error:
-            raise _cannot(self.folder, error) from None
+        with writing(self.folder / f"{key}.parquet") as staging:
+            staging.write_bytes(sink.getvalue())
         self._rows[key] = row
 
     def close(self) -> None:
@@ -152,14 +153,19 @@ def _row_of(path: Path) -> Row | None:
     return row if row is not None and row["key"] == path.stem else None
 
 
-def _write(path: Path, data: bytes | memoryview | pa.Buffer) -> None:
-    """Write a file by one rename. Raise OSError, and leave nothing then."""
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A file to write, which is *path* once it is written; nothing is left if it is not. Raise ResultError."""
     staging = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        staging.write_bytes(data)
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)
+        try:
+            yield staging
+            staging.replace(path)
+        finally:
+            staging.unlink(missing_ok=True)
+    except OSError as error:
+        what = "the disk is full; what has landed stays" if error.errno == ENOSPC else error.strerror or error
+        raise ResultError(f"{path.parent}: cannot be written: {what}") from None
 
 
 def _locked(path: Path) -> int | None:
@@ -176,7 +182,3 @@ def _locked(path: Path) -> int | None:
         os.close(file)
         return None
     return file
-
-
-def _cannot(folder: Path, error: OSError) -> ResultError:
-    return ResultError(f"{folder}: cannot be written: {error.strerror or error}")

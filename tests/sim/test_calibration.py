@@ -155,3 +155,30 @@ def test_every_profile_that_comes_along_can_be_read(name: str) -> None:
     profile = shipped_profile(name)
     assert profile.name == name
     assert json.loads(profile.to_json())["format"] == 1
+
+
+def test_ranks_and_their_messages_are_held_to_what_was_measured() -> None:
+    """qwen2.5-7b sends 3584 * 2 bytes a token: 7,168 of one, 28,672 of four, 43,008 of six."""
+    model = catalog.model("qwen2.5-7b")
+    latency = Coefficient(5000, 4000, 6000, 3.0, 12, "H")
+    profile = replace(
+        PROFILE,
+        coefficients={"allreduce_ns.2": latency, "allreduce_ns.8": latency},
+        validity={"tensor_parallel_size": (1, 8), "allreduce_bytes": (10_000, 30_000)},
+    )
+    watches = {ranks: ValidityWatch(profile, model, ranks) for ranks in (1, 2, 4, 16)}
+    for watch in watches.values():
+        watch.count(BatchShape((), 1, 50, 1), 3)
+        watch.count(BatchShape((), 4, 50, 4), 5)
+        watch.count(BatchShape(((5, 0),), 1, 50, 1), 1)
+    assert watches[1].summary()["outside"] == {}
+    assert watches[2].summary()["outside"] == {
+        "allreduce_bytes": {"steps": 4, "lowest": 7168, "highest": 43008, "measured": [10_000, 30_000]}
+    }
+    assert watches[16].summary()["model_outside"] == {"tensor_parallel_size": {"is": 16, "measured": [1, 8]}}
+    said = "all-reduces were measured of 2, 8 ranks; the latency of 4 is the catalog's"
+    assert [ranks for ranks, watch in watches.items() if any(said in note for note in watch.notes())] == [4]
+    device = replace(profile, device=DEVICE).applied_to(catalog.device(DEVICE))
+    own = catalog.device(DEVICE).allreduce_ns
+    assert device.allreduce_ns == {**own, 2: 5000, 8: 5000}
+    assert device.sources["allreduce_ns"].startswith("calibrated for 2, 8 ranks: profile bench-7; others: ")

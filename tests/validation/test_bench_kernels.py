@@ -63,7 +63,18 @@ def test_every_op_is_called_and_its_point_is_the_quartiles_of_all_rounds(torch: 
     assert {p.runs for p in done.points} == {10}
     assert all(1e6 <= p.p25_ns <= p.median_ns <= p.p75_ns <= 4e6 for p in done.points)
     assert len(told) == 2 * len(CASES)
-    assert timer.calls == 2 * len(CASES) * (2 + 5)
+    assert timer.calls == 2 * len(CASES) * (10 + 5)
+
+
+def test_a_long_case_is_warm_after_two_calls(torch: Any) -> None:
+    class Slow(FakeTimer):
+        def time_ns(self, call: Callable[[], object], calls: int) -> float:
+            super().time_ns(call, calls)
+            return 1.5e7  # two of them are all that is spent on it
+
+    timer = Slow()
+    run_bench(CASES[:1], "cpu", dtype="float32", threads=1, rounds=1, timer=timer)
+    assert timer.calls == 2 + 5
 
 
 def test_a_case_that_finds_no_memory_is_told_by_its_sizes(torch: Any) -> None:

@@ -331,11 +331,14 @@ def test_what_is_no_figure_is_refused(change: dict[str, Any], said: str, tmp_pat
 
 def test_a_profile_takes_what_is_trusted_and_the_budget_its_context() -> None:
     memory, left_out = memory_of_bench(BENCH)
-    assert memory == {"context_bytes": 500 * MIB, "graph_step_bytes": 17 * MIB}
+    assert memory == {"context_bytes": 500 * MIB}
     assert left_out == (
-        "workspace_bytes: 31457280 bytes, confidence L: first calls",
+        "workspace_bytes: 31,457,280 bytes; no term of a budget (docs/calibration.md)",
+        "graph_step_bytes: 17,825,792 bytes; no term of a budget (docs/calibration.md)",
         "communicator_bytes: one rank",
     )
+    unsure = replace(BENCH, memory=(MemoryFigure("context_bytes", 5, "others moved", "L"),))
+    assert memory_of_bench(unsure) == ({}, ("context_bytes: 5 bytes, confidence L: others moved",))
     fitted = {"step_overhead_ns": Coefficient(5.0, 4.0, 6.0, 1.0, 12, "H")}
     profile = Profile(name="p", device="h200", made="now", source="b", coefficients=fitted, memory=memory)
     assert profile.applied_to(catalog.device("h200")).context_bytes == 500 * MIB
@@ -349,7 +352,7 @@ def test_a_benchmark_of_a_device_becomes_a_profile_with_its_memory() -> None:
         points.append(Point(c, ns, ns, ns, 15))
     done = calibrate(replace(BENCH, points=tuple(points)), name="p", made="now")
     assert done.profile.device == "h200"
-    assert done.profile.memory == {"context_bytes": 500 * MIB, "graph_step_bytes": 17 * MIB}
+    assert done.profile.memory == {"context_bytes": 500 * MIB}
     assert parse_profile(done.profile.to_json().encode(), "here").memory == done.profile.memory
     assert done.left_out[-1] == "communicator_bytes: one rank"
 

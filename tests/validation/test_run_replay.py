@@ -20,12 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from hbmtwin.allocators.caching import releases
+from hbmtwin.sim.result import ResultError
 from hbmtwin.sim.run import run as simulate_run
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.validation.allocator import EmulatedBackend
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
+from hbmtwin.validation.run_replay.case import set_up
+from hbmtwin.validation.run_replay.memory import MemoryReplay, replay_memory
 from hbmtwin.validation.run_replay.region import PlainRegion
-from hbmtwin.validation.run_replay.run_replay import MemoryReplay, replay_memory, set_up
 from hbmtwin.validation.run_replay.source import load_run
 from hbmtwin.workloads.formats.memory_trace import MemoryOp
 
@@ -102,6 +104,8 @@ RUNS = {
     "paged, to the end": Run("paged", requests(6, 100, 6)),
 }
 SHORT = Run("doubling", requests(3, 60, 6))
+EARLY = Run("caching", (*TIGHT, *requests(16, 344, 400)), f"{TORCH} 17956864 bytes (workspace)")
+"""Dies before anybody is done."""
 SHORT_POOLED = Run("pooled", requests(3, 60, 6))
 
 
@@ -274,6 +278,60 @@ def test_a_step_that_is_stamped_as_the_next_is_told(npu: EmulatedNpu, tmp_path: 
     assert "operation" in told(m)["operations in the order of the forward program"]
 
 
+def trace_edits() -> int:
+    """As many as the page says: those above, the stamp, and two of a region."""
+    return len(PLANTED) + 1 + len(LOST_OF_A_REGION)
+
+
+def test_the_page_counts_them() -> None:
+    words = {17: "Seventeen", 18: "Eighteen", 19: "Nineteen"}
+    page = (Path(__file__).resolve().parents[2] / "docs" / "validation.md").read_text(encoding="utf-8")
+    assert f"\n{words[trace_edits()]} edits of a trace " in page
+
+
+# -- planted in the table of steps -------------------------------------------------------------------------------------
+
+
+def with_steps(tmp_path: Path, directory: Path, edit: Callable[[Rows], Rows]) -> Path:
+    copy = edited(tmp_path, directory, lambda rows: None)
+    table = pq.read_table(directory / "steps.parquet")
+    pq.write_table(pa.Table.from_pylist(edit(table.to_pylist()), table.schema), copy / "steps.parquet")
+    return copy
+
+
+STEP_EDITS: dict[str, tuple[Callable[[Rows], Rows], str]] = {
+    "empty": (lambda rows: [], "a request was completed at .*, where no step ends: rows are missing"),
+    "cut in half": (lambda rows: rows[: len(rows) // 2], "a request was completed at .*, where no step ends"),
+    "a row lost": (lambda rows: rows[:3] + rows[4:], "step 3 is missing"),
+    "the first lost": (lambda rows: rows[1:], "step 0 is missing"),
+    "a row twice": (lambda rows: rows[:3] + rows[2:], "step 3 is missing"),
+    "shorter": (lambda rows: [*rows[:-1], {**rows[-1], "duration_ns": 1}], "step 5 has other ends than its duration"),
+    "more often": (lambda rows: [*rows[:-1], {**rows[-1], "repeat": 2}], "step 5 has other ends than its duration"),
+}
+
+
+@pytest.mark.parametrize("most", [50, 300_000])
+@pytest.mark.parametrize("bug", STEP_EDITS)
+def test_a_table_of_steps_that_lost_rows_is_refused_however_few_operations_are_read(
+    tmp_path: Path, bug: str, most: int
+) -> None:
+    edit, why = STEP_EDITS[bug]
+    with pytest.raises(ResultError, match=rf"steps.parquet: is damaged \({why}"):
+        load_run(with_steps(tmp_path, recorded(SHORT), edit), max_operations=most)
+
+
+@pytest.mark.parametrize("most", [50, 300_000])
+@pytest.mark.parametrize("left", [0, 1])
+def test_steps_that_end_before_the_trace_are_told_where_no_request_was_completed(
+    npu: EmulatedNpu, tmp_path: Path, left: int, most: int
+) -> None:
+    directory = with_steps(tmp_path, recorded(EARLY), lambda rows: rows[:left])
+    run = load_run(directory, max_operations=most)
+    m = replay_memory(run, EmulatedBackend(npu), set_up(run, "emulated"))
+    assert not m.agrees
+    assert f"and the steps end in front of {left}" in told(m)["operations are those of the steps"]
+
+
 # -- planted in what does it again -------------------------------------------------------------------------------------
 
 
@@ -356,7 +414,10 @@ def test_a_region_is_held_to_a_second_model(npu: EmulatedNpu, monkeypatch: pytes
     assert set(told(m)) == {"the region's blocks, by a second model"}
 
 
-@pytest.mark.parametrize("which", [0, -1])
+LOST_OF_A_REGION = (0, -1)
+
+
+@pytest.mark.parametrize("which", LOST_OF_A_REGION)
 def test_a_lost_operation_of_the_region_is_told(npu: EmulatedNpu, tmp_path: Path, which: int) -> None:
     def edit(rows: Rows) -> None:
         rows.pop([i for i, row in enumerate(rows) if row["allocator"] == "pooled" and row["op"] == "free"][which])

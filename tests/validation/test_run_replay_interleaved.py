@@ -18,9 +18,10 @@ from hbmtwin.validation.emulated import EmulatorUnavailable
 from hbmtwin.validation.emulated.build import Build, build_emulator
 from hbmtwin.validation.run_replay import backends as run_replay_backends
 from hbmtwin.validation.run_replay import kernels as run_replay_kernels
+from hbmtwin.validation.run_replay.case import Setup, set_up
 from hbmtwin.validation.run_replay.interleaved import Interleaved, interleave
 from hbmtwin.validation.run_replay.kernels import NoKernels
-from hbmtwin.validation.run_replay.run_replay import MemoryReplay, Setup, replay_memory, set_up
+from hbmtwin.validation.run_replay.memory import MemoryReplay, replay_memory
 from hbmtwin.validation.run_replay.source import RecordedRun, load_run
 
 AS_A_DEVICE = """

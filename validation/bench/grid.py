@@ -10,17 +10,20 @@ A list of values stands for a case each, with every other list: their product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hbmtwin.kernels.checked_json import MAX_FILE_BYTES, JsonRefused, parse_json, short
-from hbmtwin.validation.bench.records import BenchError, Case, case
+from hbmtwin.validation.bench.records import COLLECTIVES, OPS, BenchError, Case, Op, case
 
 MAX_CASES = 10_000
 MAX_STEP_TOKENS = 1 << 17
 """Of all sequences of a step in a named grid: each layer has their KV."""
+MESSAGE_HIDDEN = {"cpu": 1024, "cuda": 4096, "npu": 4096}
+"""Of the hidden states that a named grid of collectives sends."""
+KERNELS = tuple(op for op in OPS if op not in COLLECTIVES)
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -122,8 +125,20 @@ def grid_of(name: str, backend: str) -> tuple[Case, ...]:
     return tuple(dict.fromkeys(_cases(entries, name)))
 
 
-def read_grid(path: Path) -> tuple[Case, ...]:
-    """The cases of a file, each once. Raise BenchError, OSError."""
+def collectives_of(name: str, backend: str, ranks: Sequence[int], dtype_bytes: int) -> tuple[Case, ...]:
+    """All-reduces of ``small``, ``full`` or a file, which tells its own ranks. Raise BenchError, OSError.
+
+    Messages are those of a serving step, hidden states of 1 to some thousand tokens; ``small`` has every second.
+    """
+    if name not in ("small", "full"):
+        return read_grid(Path(name), COLLECTIVES[:1])
+    tokens = _sizes(1, 512 if backend == "cpu" else 8192, 1 if name == "full" else 2)
+    sizes = [n * MESSAGE_HIDDEN[backend] * dtype_bytes for n in tokens]
+    return tuple(dict.fromkeys(_cases([{"op": "all_reduce", "ranks": list(ranks), "bytes": sizes}], name, COLLECTIVES)))
+
+
+def read_grid(path: Path, ops: Sequence[Op] = KERNELS) -> tuple[Case, ...]:
+    """The cases of a file, each once; of these ops. Raise BenchError, OSError."""
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     try:
@@ -132,15 +147,18 @@ def read_grid(path: Path) -> tuple[Case, ...]:
         raise BenchError(f"{path}: {error}") from None
     if not isinstance(entries, list) or not entries:
         raise BenchError(f'{path}: a list of cases is wanted, [{{"op": ...}}, ...], not {short(entries)}')
-    return tuple(dict.fromkeys(_cases(entries, str(path))))
+    return tuple(dict.fromkeys(_cases(entries, str(path), ops)))
 
 
-def _cases(entries: list[Any], where: str) -> Iterator[Case]:
+def _cases(entries: list[Any], where: str, ops: Sequence[Op] = KERNELS) -> Iterator[Case]:
     made = 0
     for place, entry in enumerate(entries):
         at = f"{where}: {place}"
         if not isinstance(entry, dict) or not isinstance(entry.get("op"), str):
             raise BenchError(f'{at}: an object with an "op" is wanted, not {short(entry)}')
+        if entry["op"] in OPS and entry["op"] not in ops:
+            verb = "collectives" if ops is KERNELS else "kernels"
+            raise BenchError(f"{at}: {entry['op']} is timed by hbmtwin bench {verb}; here take {', '.join(ops)}")
         values = {key: value if isinstance(value, list) else [value] for key, value in entry.items() if key != "op"}
         for key, choices in values.items():
             if not choices or not all(isinstance(v, int) and not isinstance(v, bool) for v in choices):

@@ -24,6 +24,7 @@ from hbmtwin.kernels.attention.backends import kernels_for, load
 from hbmtwin.kernels.attention.interface import AttentionKernels, Backend, Kind
 from hbmtwin.kernels.records import ModelShape
 from hbmtwin.validation.bench.memory import Meter, meter_of, no_figures
+from hbmtwin.validation.bench.memory_cap import cap_memory
 from hbmtwin.validation.bench.records import DTYPE_BYTES, Bench, BenchError, Case, Point
 from hbmtwin.validation.small_decoder import (
     Layer,
@@ -46,7 +47,9 @@ MIN_BLOCKS = 2048
 MIN_SAMPLE_NS = 300_000
 MAX_CALLS = 256
 ROUNDS, SAMPLES = 3, 5
-WARM_UPS = 2
+WARM_UPS = 10
+"""Calls before the first that counts; fewer, but two, where they take longer than :data:`WARM_UP_NS`."""
+WARM_UP_NS = 30e6
 
 Call = Callable[[], object]
 
@@ -110,17 +113,21 @@ def run_bench(
     dtype: str = "bfloat16",
     threads: int = 0,
     rounds: int = ROUNDS,
+    memory_bytes: int = 0,
     timer: Timer | None = None,
     meter: Meter | None = None,
     done: Callable[[str], None] | None = None,
 ) -> Bench:
     """Time the *cases*. *threads* of a CPU are set for as long as it takes; 0: as torch has them.
+    *memory_bytes*: cap of a device's allocator; 0: none.
 
     Raise BackendUnavailable, BenchError for a case that the device cannot do. Deterministic but for the times
     themselves: the same tensors in the same order.
     """
     torch = load(backend)
     kernels = kernels_for(backend, kind)
+    if memory_bytes:
+        cap_memory(getattr(torch, backend), memory_bytes)
     with _threads(torch, threads), torch.inference_mode():
         timer, meter = timer or timer_of(torch, backend), meter or meter_of(torch, backend)
         operands = operands_of(torch, kernels, dtype, backend)
@@ -134,7 +141,8 @@ def run_bench(
                     samples[case] += _samples(call, timer)
                 except (RuntimeError, MemoryError) as error:  # torch's, of memory above all
                     what = (str(error) or type(error).__name__).strip().splitlines()[0]
-                    raise BenchError(f"{case}: {what}; take smaller sizes, or leave it out of the grid") from error
+                    cap = f", or more than {memory_bytes / 2**30:g} GiB with --memory-gib" if memory_bytes else ""
+                    raise BenchError(f"{case}: {what}; take smaller sizes{cap}, or leave it out of the grid") from error
                 if done is not None:
                     done(str(case))
         if meter is not None and (steps := [case for case in samples if case.op == "step"]):
@@ -147,7 +155,7 @@ def run_bench(
             threads=torch.get_num_threads() if backend == "cpu" else 0,
             torch=str(torch.__version__),
             clock=timer.clock,
-            points=tuple(_point(case, found) for case, found in samples.items()),
+            points=tuple(point_of(case, found) for case, found in samples.items()),
             memory=no_figures() if meter is None else meter.figures(),
         )
 
@@ -189,12 +197,16 @@ def _threads(torch: Any, threads: int) -> Iterator[None]:
 
 
 def _samples(call: Call, timer: Timer) -> list[float]:
-    once = min(timer.time_ns(call, 1) for _ in range(WARM_UPS))
+    warm = [timer.time_ns(call, 1) for _ in range(2)]
+    while len(warm) < WARM_UPS and sum(warm) < WARM_UP_NS:
+        warm.append(timer.time_ns(call, 1))
+    once = min(warm)
     calls = max(1, min(MAX_CALLS, round(MIN_SAMPLE_NS / max(1.0, once))))
     return [timer.time_ns(call, calls) for _ in range(SAMPLES)]
 
 
-def _point(case: Case, samples: Sequence[float]) -> Point:
+def point_of(case: Case, samples: Sequence[float]) -> Point:
+    """Quartiles of a case's samples, in ns."""
     low, median, high = (float(q) for q in np.percentile(np.asarray(samples), [25, 50, 75]))
     return Point(case, max(1.0, median), max(1.0, low), max(1.0, high), len(samples))
 
@@ -223,8 +235,8 @@ class Operands:
         if case.op == "matmul":
             return self._matmul(n["tokens"], (n["out_features"], n["in_features"]))
         if case.op == "layer":
-            sizes = {name: size for name, size in n.items() if name != "tokens"}
-            return self._layer(n["tokens"], LayerShape(**sizes))
+            tokens, hidden, wide, heads, kv_heads, head_dim = case.sizes
+            return self._layer(tokens, LayerShape(hidden, wide, heads, kv_heads, head_dim))
         if case.op == "prefill":
             return self._prefill(**n)
         if case.op == "step":

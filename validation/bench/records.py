@@ -11,9 +11,11 @@
     paged_decode   and block_size                                    K and V                    the same
     step           those, num_layers, hidden_size,                   all matrices, K and V      of all
                    intermediate_size, vocab_size
+    all_reduce     ranks, bytes                                      sent by a rank of a ring   -
 
-``heads`` are num_heads, num_kv_heads, head_dim; context_tokens of decode count the new one. A layer is all of a decoder
-layer but its attention; a step is a whole decoder's, in which each sequence gets a token.
+``all_reduce_in_graph`` is the same, captured and replayed. ``heads`` are num_heads, num_kv_heads, head_dim;
+context_tokens of decode count the new one. A layer is all of a decoder layer but its attention; a step is a whole
+decoder's, in which each sequence gets a token.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ from hbmtwin.kernels.attention.interface import Backend
 from hbmtwin.kernels.checked_json import MAX_FILE_BYTES, JsonRefused, JsonTable, parse_json, short
 from hbmtwin.kernels.profile import CONFIDENCE, MAX_BYTES
 
-Op = Literal["copy", "matmul", "layer", "prefill", "decode", "paged_decode", "step"]
+Op = Literal[
+    "copy", "matmul", "layer", "prefill", "decode", "paged_decode", "step", "all_reduce", "all_reduce_in_graph"
+]
+COLLECTIVES: tuple[Op, ...] = ("all_reduce", "all_reduce_in_graph")
+"""Of several ranks: :mod:`hbmtwin.validation.bench.collectives` times them."""
 OPS: tuple[Op, ...] = get_args(Op)
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FORMAT = 1
@@ -52,11 +58,14 @@ SIZES: Mapping[Op, tuple[str, ...]] = {
         *("batch", "context_tokens", *_HEADS, "block_size"),
         *("num_layers", "hidden_size", "intermediate_size", "vocab_size"),
     ),
+    "all_reduce": ("ranks", "bytes"),
+    "all_reduce_in_graph": ("ranks", "bytes"),
 }
 MAY_BE_0 = ("context_tokens",)
 """Of a prefill."""
-LEAST: Mapping[str, int] = {"bytes": max(DTYPE_BYTES.values())}
+LEAST: Mapping[str, int] = {"bytes": max(DTYPE_BYTES.values()), "ranks": 2}
 """Where it is not 1: an element is copied at least."""
+MAX_RANKS = 64
 
 
 class BenchError(ValueError):
@@ -176,6 +185,8 @@ def case(op: str, sizes: Mapping[str, int], where: str = "case") -> Case:
         if not least <= size <= MAX_SIZE:
             raise BenchError(f"{where}: {name} is a whole number from {least}, not {short(size)}")
     heads = made.named()
+    if heads.get("ranks", 0) > MAX_RANKS:
+        raise BenchError(f"{where}: ranks is at most {MAX_RANKS}, not {short(heads['ranks'])}")
     if op in ("layer", "step") and heads["head_dim"] % 2:
         raise BenchError(
             f"{where}: head_dim {heads['head_dim']} is odd, and rotary embedding turns pairs; take an even one"
@@ -194,6 +205,8 @@ def work_of(c: Case, dtype_bytes: int) -> Work:
     n = c.named()
     if c.op == "copy":
         return Work(n["bytes"], 0)
+    if c.op in COLLECTIVES:
+        return Work(2 * (n["ranks"] - 1) * n["bytes"] // n["ranks"], 0)
     if c.op == "matmul":
         weights = n["out_features"] * n["in_features"]
         return Work(weights * dtype_bytes, 2 * weights * n["tokens"])

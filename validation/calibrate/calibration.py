@@ -5,6 +5,7 @@
     points --by op--> matrices: matmul, layer          -> weights, FLOPs, what does not overlap, small ops, layers
                       attention: paged_decode, prefill -> KV reads, FLOPs of attention, launches, sequences
                       copy                             -> peaks, where no catalog knows the device
+                      all_reduce                       -> latency by ranks, bandwidth of the link
 
     5 folds: fit on four, predict the fifth            -> the error that is told; the profile is fitted on all
 """
@@ -18,11 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hbmtwin.kernels.profile import Coefficient, Profile
+from hbmtwin.kernels.profile import Coefficient, Profile, ProfileError, allreduce_key
 from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim import catalog
 from hbmtwin.validation.bench.peaks import measured_peaks
 from hbmtwin.validation.bench.records import OPS, Bench, BenchError, Op, Point, held_out
+from hbmtwin.validation.calibrate.collectives import LinkFit, fit_links
 from hbmtwin.validation.calibrate.memory import memory_of_bench
 from hbmtwin.validation.calibrate.model import (
     ATTENTION,
@@ -119,6 +121,9 @@ def calibrate(bench: Bench, *, name: str, made: str, device: str | None = None) 
     """
     spec = device_of(bench, device)
     points, left_out = usable(bench)
+    check_times(points)
+    link, no_link = fit_links(bench, FOLDS)
+    left_out += no_link
     fitted = fit(points, bench.dtype_bytes)
     judged = [
         (point, guess)
@@ -127,20 +132,34 @@ def calibrate(bench: Bench, *, name: str, made: str, device: str | None = None) 
         for point, guess in zip(held, predict(fit(kept, bench.dtype_bytes), held, bench.dtype_bytes), strict=True)
     ]
     own = errors(points, predict(fitted, points, bench.dtype_bytes))
+    coefficients = _coefficients(bench, spec, fitted, own)
+    validity = validity_of(points, bench.dtype_bytes)
+    if link is not None:
+        judged += link.held_back
+        of_links = errors(link.points, link.links.times_ns(link.points))
+        own += of_links
+        coefficients |= _link_coefficients(link, of_links)
+        validity |= link.validity()
     crossed = errors([point for point, _ in judged], [guess for _, guess in judged])
     memory, not_measured = memory_of_bench(bench)
-    profile = Profile(
-        name=name,
-        device=spec.name,
-        made=made,
-        source=f"hbmtwin bench kernels: {len(points)} points of {bench.kernels}, {bench.dtype}, on {bench.device}"
-        + (f", threads {bench.threads}" if bench.threads else "")
-        + f", torch {bench.torch}, {bench.clock} time",
-        coefficients=_coefficients(bench, spec, fitted, own),
-        memory=memory,
-        validity=validity_of(points, bench.dtype_bytes),
-        cross_validated_percent=round(sum(e.mape_percent * e.points for e in crossed) / len(judged), 2),
-    )
+    counted = f"{len(points)} points" + (f" and {len(link.points)} of all-reduces" if link is not None else "")
+    try:
+        profile = Profile(
+            name=name,
+            device=spec.name,
+            made=made,
+            source=f"hbmtwin bench kernels: {counted} of {bench.kernels}, {bench.dtype}, on {bench.device}"
+            + (f", threads {bench.threads}" if bench.threads else "")
+            + f", torch {bench.torch}, {bench.clock} time",
+            coefficients=coefficients,
+            memory=memory,
+            validity=validity,
+            cross_validated_percent=round(sum(e.mape_percent * e.points for e in crossed) / len(judged), 2),
+        )
+    except ProfileError as error:
+        raise BenchError(
+            f"{error}; these times do not go by the cost model: measure again, on a device that nobody else uses"
+        ) from None
     return Calibration(profile, own, crossed, left_out + (not_measured if spec is not CPU else ()))
 
 
@@ -185,6 +204,18 @@ def usable(bench: Bench) -> tuple[list[Point], tuple[str, ...]]:
     if not by_op["copy"] and bench.backend == "cpu":
         raise BenchError("copy: no point, and a CPU's peak is told by nothing else; put one into the grid")
     return kept, tuple(left_out)
+
+
+def check_times(points: Sequence[Point]) -> None:
+    """Raise BenchError where the times of an op say nothing of its sizes: all the same, as a broken clock's are."""
+    for op in OPS:
+        times = {p.median_ns for p in points if p.case.op == op}
+        own = [p for p in points if p.case.op == op]
+        if len(own) >= MIN_POINTS and len(times) == 1:
+            raise BenchError(
+                f"{op}: all {len(own)} points took {times.pop():g} ns, whatever their size, and nothing can be fitted "
+                "to that; measure again, on a device that nobody else uses"
+            )
 
 
 def fit(points: Sequence[Point], dtype_bytes: int) -> Fitted:
@@ -290,6 +321,18 @@ def _coefficients(bench: Bench, spec: DeviceSpec, fitted: Fitted, own: Sequence[
     return found
 
 
+def _link_coefficients(link: LinkFit, rows: Sequence[OpErrors]) -> dict[str, Coefficient]:
+    """Of the link, and of each number of ranks, whose points are its own."""
+    found = {}
+    if link.keeps_latency:
+        for ranks, ns in link.links.latency_ns.items():
+            own = link.of_ranks(ranks)
+            judged = errors(own, link.links.times_ns(own))
+            found[allreduce_key(ranks)] = _coefficient(ns, link.links.latency_spread[ranks], judged)
+    bandwidth = _coefficient(link.links.bytes_per_ns * 1e9, link.links.bytes_spread, rows)
+    return found | {"link_bandwidth_bytes_per_s": bandwidth}
+
+
 def _coefficient(value: float, spread: float, rows: Sequence[OpErrors]) -> Coefficient:
     """A value within two standard errors. H: a dozen points and a median error below 10 %, M: below 20 %, else L."""
     apart = exp(min(2 * spread, 3.0)) if isfinite(spread) else exp(3.0)
@@ -316,5 +359,6 @@ def validity_of(points: Sequence[Point], dtype_bytes: int) -> dict[str, tuple[fl
         "num_attention_heads": [n["num_heads"] for n in decodes],
         "num_kv_heads": [n["num_kv_heads"] for n in decodes],
         "dtype_bytes": [dtype_bytes],
+        "tensor_parallel_size": [1],
     }
     return {key: (float(min(found)), float(max(found))) for key, found in values.items()}

@@ -3,7 +3,12 @@
 ::
 
     boot log  --explain's readers--> activation_bytes, non_torch_bytes, graph_bytes    what it does not tell is absent
-    benchmark --confidence H or M--> context_bytes, workspace_bytes, graph_step_bytes  and so is what is not trusted
+    benchmark --confidence H or M--> context_bytes, communicator_bytes                 and so is what is not trusted
+
+A benchmark's workspaces and its one captured step stay in its file: no term of a budget is made of them. Workspaces are
+a sum of what passes within the activations' peak, what stays with them and what libraries take beside torch, of torch's
+kernels and not of an engine's. A first graph has the pool that all later ones share, so that it times the number of
+sizes is many times an engine's. A log has both as the engine has them.
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ def memory_of_bench(bench: Bench) -> tuple[dict[str, int], tuple[str, ...]]:
     for figure in bench.memory:
         if figure.bytes is None:
             left_out.append(f"{figure.name}: {figure.how}")
-        elif figure.confidence == "L" or figure.name not in MEMORY:
+        elif figure.name not in MEMORY:
+            left_out.append(f"{figure.name}: {figure.bytes:,} bytes; no term of a budget (docs/calibration.md)")
+        elif figure.confidence == "L":
             left_out.append(f"{figure.name}: {figure.bytes} bytes, confidence {figure.confidence}: {figure.how}")
         else:
             found[figure.name] = figure.bytes

@@ -21,6 +21,7 @@ from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.allocator import EmulatedBackend
 from hbmtwin.validation.device import DeviceBackend
 from hbmtwin.validation.emulated import EmulatedNpu
+from hbmtwin.validation.run_replay.case import set_up
 from hbmtwin.validation.run_replay.interleaved import interleave
 from hbmtwin.validation.run_replay.kernels import (
     MAX_STEPS,
@@ -29,8 +30,8 @@ from hbmtwin.validation.run_replay.kernels import (
     check_attention,
     replay_kernels,
 )
+from hbmtwin.validation.run_replay.memory import MemoryReplay, replay_memory
 from hbmtwin.validation.run_replay.report import RunReplay
-from hbmtwin.validation.run_replay.run_replay import MemoryReplay, replay_memory, set_up
 from hbmtwin.validation.run_replay.source import MAX_DEVICE_OPERATIONS, MAX_OPERATIONS, load_run
 
 BackendName = Literal["emulated", "cpu", "cuda", "npu"]

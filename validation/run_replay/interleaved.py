@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from hbmtwin.validation.device import DeviceBackend, DeviceUnavailable
 from hbmtwin.validation.emulated.job import Job
+from hbmtwin.validation.run_replay.case import Setup, case_of
 from hbmtwin.validation.run_replay.kernels import NoKernels
-from hbmtwin.validation.run_replay.run_replay import MemoryReplay, Setup, case_of
+from hbmtwin.validation.run_replay.memory import MemoryReplay
 from hbmtwin.validation.run_replay.source import RecordedRun
 from hbmtwin.validation.run_replay.witness import Check
 from hbmtwin.validation.run_replay.worker import HELD, NO_ROOM, SAMPLES, Launches

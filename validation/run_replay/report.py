@@ -16,7 +16,7 @@ from typing import Any
 from hbmtwin.validation.allocator import difference_dict
 from hbmtwin.validation.run_replay.errors import ErrorRow, error_row
 from hbmtwin.validation.run_replay.kernels import KernelReplay
-from hbmtwin.validation.run_replay.run_replay import MemoryReplay
+from hbmtwin.validation.run_replay.memory import MemoryReplay
 
 
 @dataclass(frozen=True)

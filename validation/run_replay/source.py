@@ -3,7 +3,8 @@
 ::
 
     summary.json         version, capacity, the death               scenario.toml     the plan is made again from it
-    steps.parquet        batch and duration of each step            read as a stream, up to a limit
+    steps.parquet        batch and duration of each step            read as a stream, up to a limit; numbered without a
+                                                                    gap, and every completed request ends with a step
     memory_trace.parquet every operation of every allocator         read as a stream, up to a limit
     timeline.parquet     the run's own books, at step ends          witnesses: they were written by the run itself,
     checkpoints.parquet  segments and blocks at some operations     not by anything that is replayed
@@ -37,9 +38,10 @@ MAX_DEVICE_OPERATIONS = 50_000
 """On a device, which is waited for and asked for its segments after each: some hundreds a second."""
 MAX_STEPS = 200_000
 """Rows of the table of steps that are read: a row holds a number a sequence, twice."""
-STEP_COLUMNS = ("step", "start_ns", "duration_ns", "repeat", "new_tokens", "context_tokens")
+STEP_COLUMNS = ("step", "start_ns", "duration_ns", "repeat", "new_tokens", "context_tokens", "step_ends_ns")
 TRACE_COLUMNS = ("op", "id", "size", "step", "time_ns", "tag", "allocator")
-_LISTS, _TEXTS = ("new_tokens", "context_tokens"), ("op", "tag", "allocator", "level", "state")
+_LISTS = ("new_tokens", "context_tokens", "step_ends_ns")
+_TEXTS = ("op", "tag", "allocator", "level", "state", "status")
 _NUMBERS = ("peak_reserved_bytes", "peak_requested_bytes", "num_alloc_retries")
 _OOM_KEYS = ("allocator", "asked_bytes", "tag", "torch_message")
 _CHECKPOINT_COLUMNS = ("time_ns", "op_index", "level", "address", "size", "requested", "state")
@@ -82,6 +84,8 @@ class RecordedRun:
     """Of the file; :attr:`rows` may be fewer."""
     ops: dict[str, tuple[MemoryOp, ...]]
     """By allocator, those of :attr:`rows`."""
+    last_step: int
+    """Stamp of the last operation of the file, whether it is among :attr:`rows` or not; -1 without a trace."""
 
     @property
     def is_whole(self) -> bool:
@@ -101,19 +105,23 @@ def load_run(directory: Path, *, trace: bool = True, max_operations: int = MAX_O
                 f"{directory}: holds no {name}.parquet, so there is nothing to replay; {_again(directory)}"
             )
     steps, total_steps = _steps(directory)
+    _check_ends(directory, steps, total_steps)
     timeline = _table(directory, "timeline", TIMELINE_COLUMNS)
     checkpoints = _table(directory, "checkpoints", _CHECKPOINT_COLUMNS)
-    rows, total = _no_rows(), 0
+    rows, total, last_step = _no_rows(), 0, -1
     ops: dict[str, tuple[MemoryOp, ...]] = {}
     if trace:
         rows, total = _rows(directory, max_operations)
+        last_step = _last_step(directory)
         path = directory / "memory_trace.parquet"
         if not total:
             raise ResultError(f"{path}: holds no operation, so there is nothing to replay; {_again(directory)}")
         for name in dict.fromkeys(rows.allocator.tolist()):
             count = int(np.count_nonzero(rows.allocator == name))
             ops[name] = tuple(islice(read_memory_trace(path, allocator=name), count))
-    return RecordedRun(directory, scenario, summary, timeline, checkpoints, steps, total_steps, rows, total, ops)
+    return RecordedRun(
+        directory, scenario, summary, timeline, checkpoints, steps, total_steps, rows, total, ops, last_step
+    )
 
 
 def _again(directory: Path) -> str:
@@ -186,7 +194,37 @@ def _steps(directory: Path) -> tuple[pd.DataFrame, int]:
         if values.dropna().lt(least).any():  # a step without sequences explodes to a hole
             path = directory / "steps.parquet"
             raise ResultError(f"{path}: is damaged (a {column} is below {least}); {_again(directory)}")
+    if wrong := _gap(frame):
+        raise ResultError(f"{directory / 'steps.parquet'}: is damaged ({wrong}); {_again(directory)}")
     return frame, total
+
+
+def _gap(frame: pd.DataFrame) -> str:
+    """Where the steps are not one behind the other; empty where they are. O(rows)."""
+    numbers, repeats = (frame[name].to_numpy(dtype=np.int64) for name in ("step", "repeat"))
+    wanted = np.concatenate([[0], np.cumsum(repeats)])
+    if len(apart := np.flatnonzero(numbers != wanted[:-1])):
+        return f"step {wanted[apart[0]]} is missing"
+    ends = frame["step_ends_ns"]
+    last = [int(e[-1]) if len(e) else -1 for e in ends]
+    told = (frame["start_ns"] + frame["duration_ns"]).to_numpy(dtype=np.int64)
+    apart = np.flatnonzero((ends.map(len).to_numpy() != repeats) | (told != np.array(last, np.int64)))
+    return f"step {numbers[apart[0]]} has other ends than its duration and repeat say" if len(apart) else ""
+
+
+def _check_ends(directory: Path, steps: pd.DataFrame, total_steps: int) -> None:
+    """A completed request ends when a step does: rows that were cut off the table are missed. Raise ResultError."""
+    requests = _table(directory, "requests", ("end_ns", "status"))
+    ended = requests["end_ns"][requests["status"] == "completed"].to_numpy(dtype=np.int64)
+    ends = np.array([e for row in steps["step_ends_ns"] for e in row], np.int64)
+    if len(steps) < total_steps:
+        ended = ended[ended <= (ends[-1] if len(ends) else -1)]
+    lost = ended[~np.isin(ended, ends)]
+    if len(lost):
+        raise ResultError(
+            f"{directory / 'steps.parquet'}: is damaged (a request was completed at {lost.min() / 1e9:.6f} s, where no "
+            f"step ends: rows are missing); {_again(directory)}"
+        )
 
 
 def _first_rows(directory: Path, name: str, columns: tuple[str, ...], most: int) -> tuple[pa.Table, int]:
@@ -237,6 +275,16 @@ def _rows(directory: Path, most: int) -> tuple[TraceRows, int]:
     numbers = {name: columns[name].to_numpy().astype(np.int64) for name in ("id", "size", "step", "time_ns")}
     texts = {name: columns[name].to_numpy(dtype=object) for name in ("op", "tag", "allocator")}
     return TraceRows(**numbers, **texts), total
+
+
+def _last_step(directory: Path) -> int:
+    """Of a trace that was read in part, too: its last row group has it."""
+    with pq.ParquetFile(directory / "memory_trace.parquet") as file:
+        groups = file.metadata.num_row_groups
+        if not groups:
+            return -1
+        steps = file.read_row_group(groups - 1, columns=["step"]).column("step").to_numpy()
+    return int(steps[-1]) if len(steps) else -1
 
 
 def _no_rows() -> TraceRows:

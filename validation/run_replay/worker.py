@@ -25,7 +25,7 @@ import numpy as np
 
 from hbmtwin.validation.device_worker import ABOUT, DeviceRun, open_device
 from hbmtwin.validation.emulated.job import JOB, Job
-from hbmtwin.validation.run_replay.run_replay import fraction_of
+from hbmtwin.validation.run_replay.case import fraction_of
 
 LAUNCHES = "launches.json"
 SAMPLES = "samples.npz"

@@ -14,7 +14,6 @@ held. An operation that is lost, has another size or stands elsewhere is told by
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,15 +21,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hbmtwin.allocators.caching import CachingAllocator
-from hbmtwin.allocators.registry import device_allocators
 from hbmtwin.kernels.activations import ActivationModel
-from hbmtwin.sim.scenario import Scenario
-from hbmtwin.sim.server_memory import ServerMemory
-from hbmtwin.sim.server_plan import ServerPlan
-from hbmtwin.validation.allocator import Backend, Case, CaseReport, validate
+from hbmtwin.validation.allocator import Backend, CaseReport, validate
 from hbmtwin.validation.emulated import NpuSettings, RealRun
 from hbmtwin.validation.emulated.records import OUTCOMES
+from hbmtwin.validation.run_replay.case import NotReplayable, Setup, case_of
 from hbmtwin.validation.run_replay.program import Misplaced, Pass, passes, stray_frees
 from hbmtwin.validation.run_replay.region import RegionState, hold_region
 from hbmtwin.validation.run_replay.source import RecordedRun
@@ -46,10 +41,6 @@ FREE_BYTES = (
 _OOM = OUTCOMES.index("oom")
 
 Ints = NDArray[np.int64]
-
-
-class NotReplayable(Exception):
-    """A run whose memory no real allocator can be asked to do again; the text says why, and what can be replayed."""
 
 
 class OomPoint(NamedTuple):
@@ -108,19 +99,6 @@ class MemoryReplay:
         return where + (f"; the run ended there: {self.ended_by}" if self.ended_by else "")
 
 
-class Setup(NamedTuple):
-    """The run's plan, made again by this release."""
-
-    plan: ServerPlan
-    memory: ServerMemory
-    cap_bytes: int
-    """The most that torch's allocator may take."""
-    region_bytes: int
-    """Of an arena that lies beside it; 0: there is none."""
-    before_region: int
-    """Operations of torch's allocator until then."""
-
-
 class _Keeping:
     """A backend that keeps the first pair of runs."""
 
@@ -137,50 +115,6 @@ class _Keeping:
         if self.runs is None:
             self.runs = runs
         return runs
-
-
-def set_up(run: RecordedRun, backend: str) -> Setup:
-    """Make the plan again, and its memory up to the first step.
-
-    Raise NotReplayable, and what a scenario raises that cannot be planned.
-    """
-    scenario = run.scenario
-    _check_kind(scenario)
-    results = scenario.results.model_copy(update={"memory_trace": True})
-    plan = ServerPlan(scenario.model_copy(update={"results": results}))
-    vendors = {"emulated": ("ascend",), "npu": ("ascend",), "cuda": ("nvidia",)}
-    if plan.device.vendor not in vendors[backend]:
-        other = "cuda" if backend != "cuda" else "emulated or npu"
-        raise NotReplayable(
-            f"the run is of {plan.device.name}, whose allocator has other rules than the one of --backend {backend}: "
-            f"use --backend {other}, or simulate a device of that kind"
-        )
-    memory = ServerMemory(plan)
-    general = memory.general
-    assert isinstance(general, CachingAllocator)
-    limit, fraction = memory.limit_bytes, general.conf.per_process_memory_fraction
-    cap = min(limit, int(fraction * memory.driver.capacity_bytes)) if fraction < 1 else limit
-    region = 0
-    if memory.arena is not general:
-        (segment,) = memory.arena.walk()
-        region = segment.size
-    trace = memory.recorder.memory_trace()
-    assert trace is not None
-    return Setup(plan, memory, cap, region, int((trace["allocator"] == general.name).sum()))
-
-
-def _check_kind(scenario: Scenario) -> None:
-    memory = scenario.memory
-    if memory.general != "caching":
-        raise NotReplayable(
-            f"memory.general = {memory.general!r}: no binary of this allocator exists, only of 'caching'; validate a "
-            "run with memory.general = 'caching'"
-        )
-    if memory.kv_arena != "caching" and "region" not in device_allocators.get(memory.kv_arena).features:
-        raise NotReplayable(
-            f"memory.kv_arena = {memory.kv_arena!r} takes driver memory as it goes, which no binary does beside "
-            "torch's allocator; validate a run whose KV lies in 'caching' or in one region, such as 'pooled'"
-        )
 
 
 def replay_memory(run: RecordedRun, backend: Backend, setup: Setup) -> MemoryReplay:
@@ -202,7 +136,7 @@ def replay_memory(run: RecordedRun, backend: Backend, setup: Setup) -> MemoryRep
     predicted, measured = (_series(x, index_of, ends, setup) for x in (ours, real))
     predicted = {name: series for name, series in predicted.items() if name in measured}
     placed, places = _passes(run, setup)
-    checks = [_check_setup(run, setup), places, *region_check]
+    checks = [_check_setup(run, setup), _check_stamps(run), places, *region_check]
     if report.cases[0].difference is None or len(real.stats) == len(case.ops):
         held = _held(real, index_of, region, setup)
         checks += witnesses(run, held, real, setup.memory, same_driver=backend.same_driver)
@@ -219,39 +153,6 @@ def replay_memory(run: RecordedRun, backend: Backend, setup: Setup) -> MemoryRep
         passes=placed,
         not_compared=(*_left_out(run), *region_words, *([] if backend.same_driver else [FREE_BYTES])),
     )
-
-
-# -- the case ----------------------------------------------------------------------------------------------------------
-
-
-def fraction_of(limit: int, total: int) -> float:
-    """What caps a process at exactly *limit* bytes: torch multiplies, and cuts the result off."""
-    found = limit / total
-    while int(found * total) < limit:
-        found = math.nextafter(found, 1.0)
-    return found
-
-
-def case_of(run: RecordedRun, setup: Setup, *, told: bool) -> tuple[Case, Ints]:
-    """The operations of torch's allocator under the run's cap; and of each row of the trace the last of them so far.
-
-    A region is there once what precedes it is done: the driver is *told* of its bytes, or the cap is lowered by them.
-    """
-    memory, cap = setup.memory, setup.cap_bytes
-    total = memory.driver.capacity_bytes
-    beside = memory.static_bytes + memory.driver.tenants_bytes
-    ops = list(run.ops.get("caching", ()))
-    extra_at = len(ops) + 1
-    if setup.region_bytes:
-        extra_at = min(setup.before_region, len(ops))
-        region = setup.region_bytes
-        less = MemoryOp("set_fraction", arg=repr(fraction_of(min(cap, total - beside - region), total)))
-        ops.insert(extra_at, MemoryOp("other_memory", size=beside + region) if told else less)
-    first = [MemoryOp("set_fraction", arg=repr(fraction_of(cap, total)))] if cap < total else []
-    settings = NpuSettings(total, tenants_bytes=beside, alloc_conf=run.scenario.memory.alloc_conf)
-    done = np.cumsum(run.rows.allocator == "caching")
-    index_of = done - 1 + len(first) + (done > extra_at)
-    return Case(str(run.directory), [*first, *ops], settings), index_of.astype(np.int64)
 
 
 def _step_ends(run: RecordedRun) -> tuple[Ints, Ints]:
@@ -300,6 +201,31 @@ def _check_setup(run: RecordedRun, setup: Setup) -> Check:
     elif missing:
         first = f"the trace ends within the set-up, {missing} operations early"
     return Check("weights and pools, as planned", n + missing, int(differ.sum()) + missing, first)
+
+
+def _check_stamps(run: RecordedRun) -> Check:
+    """Operations are stamped with steps that the table of steps has, or with the one that would come behind its last:
+    what is given back at the end, and a pass that failed. With tensors in each step, each step has some."""
+    steps, stamps = run.steps, run.rows.step
+    name = "operations are those of the steps"
+    if run.total_steps > len(steps):
+        return Check(name, 0, 0, "")
+    firsts, repeats = (steps[column].to_numpy(dtype=np.int64) for column in ("step", "repeat"))
+    behind = int(firsts[-1] + repeats[-1]) if len(firsts) else 0
+    strangers = np.flatnonzero((stamps < 0) | (stamps > behind))
+    missing = len(strangers) or int(run.last_step > behind)
+    first = ""
+    if missing:
+        which = f"operation {strangers[0]}" if len(strangers) else "the last operation"
+        stamp = stamps[strangers[0]] if len(strangers) else run.last_step
+        first = f"{which} is of step {stamp}, and the steps end in front of {behind}"
+    empty = np.empty(0, np.int64)
+    if run.scenario.memory.activations != "none":
+        there = firsts if run.is_whole else firsts[firsts < stamps[-1]]
+        empty = there[~np.isin(there, stamps)]
+    if len(empty) and not first:
+        first = f"step {empty[0]} has no operation"
+    return Check(name, len(stamps) + len(firsts) + 1, missing + len(empty), first)
 
 
 def _passes(run: RecordedRun, setup: Setup) -> tuple[tuple[Pass, ...], Check]:
