@@ -1,0 +1,120 @@
+"""Jobs in processes beside the app: done, shared, cancelled, failed, killed; and no process is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hbmtwin.api import Result, Scenario, run
+from hbmtwin.dashboard.app.workers import MOST_WAITING, WORKER, Task, TooManyJobs, Workers
+
+SMALL = ["workload.num_prompts=5", "workload.request_rate=inf"]
+ENDLESS = ["workload.num_prompts=900000"]
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    made = Workers(1)
+    yield made
+    made.close()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for it; a test that fails says so by its time-out, not by how long it took."""
+    for _ in range(1200):
+        if true():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came")
+
+
+def job(settings: list[str], out: Path) -> dict[str, object]:
+    return {"verb": "run", "settings": settings, "out": str(out)}
+
+
+def test_a_job_is_the_run_of_the_command_line(workers: Workers, tmp_path: Path) -> None:
+    task = workers.start("a", job(SMALL, tmp_path / "a"))
+    until(lambda: task.ended)
+    assert (task.state, task.message) == ("done", "")
+    assert Result.load(tmp_path / "a").summary == run(Scenario.load(overrides=SMALL)).summary
+
+
+def test_the_same_job_is_shared_and_ends_when_the_last_leaves(workers: Workers, tmp_path: Path) -> None:
+    first, second = (workers.start("a", job(ENDLESS, tmp_path / "a")) for _ in range(2))
+    assert first is second
+    until(lambda: first.state == "running" and bool(first.progress))
+    assert first.progress["completed"] < first.progress["total"] == 900_000
+    workers.leave(first)
+    assert first.state == "running"
+    workers.leave(second)
+    assert first.state == "cancelled"
+    assert not (tmp_path / "a").exists()
+
+
+def test_those_that_wait_have_their_turn(workers: Workers, tmp_path: Path) -> None:
+    long = workers.start("a", job(ENDLESS, tmp_path / "a"))
+    waits, later = (workers.start(name, job(SMALL, tmp_path / name)) for name in "bc")
+    assert (waits.state, workers.waiting_before(waits), workers.waiting_before(later)) == ("waiting", 0, 1)
+    workers.leave(later)
+    assert later.state == "cancelled"
+    workers.leave(long)
+    until(lambda: waits.ended)
+    assert waits.state == "done"
+
+
+def test_what_the_user_got_wrong_is_told_as_the_command_line_tells_it(workers: Workers, tmp_path: Path) -> None:
+    task = workers.start("a", job(["workload.num_promts=5"], tmp_path / "a"))
+    until(lambda: task.ended)
+    assert (task.state, task.message) == (
+        "failed",
+        "workload.num_promts: unknown key; did you mean 'workload.num_prompts'?",
+    )
+
+
+def test_a_worker_that_is_killed_loses_its_job_only(workers: Workers, tmp_path: Path) -> None:
+    task = workers.start("a", job(ENDLESS, tmp_path / "a"))
+    until(lambda: bool(task.progress))
+    assert task._process is not None
+    os.kill(task._process.pid, signal.SIGKILL)
+    until(lambda: task.ended)
+    assert task.state == "lost"
+    again = workers.start("b", job(SMALL, tmp_path / "b"))
+    until(lambda: again.ended)
+    assert again.state == "done"
+
+
+def test_a_script_that_starts_without_end_is_refused(workers: Workers, tmp_path: Path) -> None:
+    workers.start("long", job(ENDLESS, tmp_path / "a"))
+    for number in range(MOST_WAITING):
+        workers.start(f"{number}", job(SMALL, tmp_path / f"{number}"))
+    with pytest.raises(TooManyJobs, match="64 runs wait already"):
+        workers.start("one more", job(SMALL, tmp_path / "more"))
+
+
+def test_nothing_is_left_when_the_app_ends(tmp_path: Path) -> None:
+    made = Workers(2)
+    tasks: list[Task] = [made.start(name, job(ENDLESS, tmp_path / name)) for name in "ab"]
+    until(lambda: all(task.progress for task in tasks))
+    processes = [task._process for task in tasks]
+    made.close()
+    assert all(process is not None and process.poll() is not None for process in processes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_ends_with_the_app_that_died(tmp_path: Path) -> None:
+    worker = subprocess.Popen([sys.executable, "-m", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    assert json.loads(worker.stdout.readline()) == {"ready": True}
+    worker.stdin.write(json.dumps(job(ENDLESS, tmp_path / "a")) + "\n")
+    worker.stdin.close()  # as the system does for an app that died
+    assert worker.wait(timeout=60) == 1
+    worker.stdout.close()
