@@ -17,14 +17,17 @@ from typing import Any, NamedTuple
 
 import streamlit as st
 
-from hbmtwin.api import PRESETS, CatalogError, Scenario, ScenarioError, devices, models, workload_presets
+from hbmtwin.api import PRESETS, CatalogError, DoesNotFit, Scenario, ScenarioError, devices, models, workload_presets
 from hbmtwin.dashboard.app.language import text
 from hbmtwin.dashboard.app.settings_link import settings_of
 from hbmtwin.sim.phrases import Phrase
+from hbmtwin.sim.server_plan import ServerPlan
 
 SETTINGS, GENERATION, ADDRESS = "settings", "generation", "set"
 MOST_UPLOAD_BYTES = 1 << 20
 """Of a scenario file: the longest that anybody wrote by hand has 4 kB."""
+MOST_NUMBER = 2**53 - 1
+"""The largest whole number that a browser counts with."""
 
 UPLOAD = Phrase("Scenario file (TOML)", "场景文件（TOML）")
 TOO_LARGE = Phrase("{name}: larger than 1 MiB is no scenario file", "{name}：超过 1 MiB，不是场景文件")
@@ -137,13 +140,16 @@ def take(said: tuple[str, ...]) -> None:
 
 
 def choose() -> Scenario | None:
-    """Draw the knobs; return the scenario, or None after saying what is wrong with it."""
+    """Draw the knobs; return the scenario, or None after saying why no server starts with it."""
     said = settings()
+    scenario = None
     try:
         scenario = Scenario.load(overrides=said)
-    except (ScenarioError, CatalogError) as error:
+        ServerPlan(scenario)
+        usable = True
+    except (ScenarioError, CatalogError, DoesNotFit) as error:
         st.error(str(error), icon=":material/edit:")
-        scenario = None
+        usable = False
     shown = scenario or Scenario.load()
     with st.sidebar:
         for title, knobs in GROUPS:
@@ -155,7 +161,7 @@ def choose() -> Scenario | None:
             _upload()
     if scenario is not None:
         st.query_params[ADDRESS] = list(settings_of(scenario))
-    return scenario
+    return scenario if usable else None
 
 
 def _draw(knob: Knob, scenario: Scenario) -> None:
@@ -173,8 +179,10 @@ def _draw(knob: Knob, scenario: Scenario) -> None:
     else:
         whole = isinstance(knob.step, int)
         kind: Callable[[Any], Any] = int if whole else float
-        empty = value is None and knob.none is not None
-        shown: dict[str, Any] = {"value": None, "placeholder": text(DEFAULT)} if empty else {"value": kind(value)}
+        if value is not None and _can_show(knob, value):
+            shown: dict[str, Any] = {"value": kind(value)}
+        else:
+            shown = {"value": None, "placeholder": text(DEFAULT) if value is None else str(value)}
         st.number_input(
             label,
             min_value=None if knob.least is None else kind(knob.least),
@@ -182,6 +190,13 @@ def _draw(knob: Knob, scenario: Scenario) -> None:
             step=kind(knob.step),
             **(shown | turned),
         )
+
+
+def _can_show(knob: Knob, value: float) -> bool:
+    """Whether a box for numbers takes it: a rate may be infinite, and an address may say anything."""
+    low = -MOST_NUMBER if knob.least is None else knob.least
+    high = MOST_NUMBER if knob.most is None else knob.most
+    return low <= value <= high
 
 
 def _turned(key: str, widget: str) -> None:

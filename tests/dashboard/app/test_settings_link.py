@@ -10,6 +10,7 @@ import pytest
 from hbmtwin.dashboard.app.settings_link import command, settings_of
 from hbmtwin.sim.catalog import workload_presets
 from hbmtwin.sim.scenario import PRESETS, Scenario
+
 from ...sim.legal_scenarios import numbered
 
 

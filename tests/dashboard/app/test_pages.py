@@ -1,0 +1,216 @@
+"""Each page's logic, without a browser: what the knobs make of the numbers, and what bad input is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from hbmtwin import api
+from hbmtwin.api import Scenario, fit
+from hbmtwin.dashboard.app import jobs
+
+PAGE = """
+from hbmtwin.dashboard.app import {page}, language
+language.choose()
+{page}.show()
+"""
+SMALL = ("workload.num_prompts=5", "workload.request_rate=inf")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Results of a test lie in its own directory, and its workers end with it."""
+    monkeypatch.setenv("HBMTWIN_CACHE", str(tmp_path / "kept"))
+    yield
+    jobs.shared().workers.close()
+    st.cache_resource.clear()
+
+
+def page(name: str, *, lang: str = "en", settings: tuple[str, ...] = ()) -> AppTest:
+    app = AppTest.from_string(PAGE.format(page=name), default_timeout=60)
+    app.query_params["lang"] = lang
+    if settings:
+        app.query_params["set"] = list(settings)
+    return app.run()
+
+
+def said(app: AppTest) -> str:
+    parts = [*app.title, *app.error, *app.warning, *app.success, *app.info, *app.markdown, *app.caption]
+    return "\n".join(str(part.value) for part in parts)
+
+
+def run_it(app: AppTest) -> AppTest:
+    """Click on the page's button, and wait until its job has ended."""
+    app.button(key="run").click().run()
+    for _ in range(1200):
+        if all(task.ended for task in app.session_state["tasks"].values()):
+            break
+        time.sleep(0.05)
+    return app.run()
+
+
+# -- fit -------------------------------------------------------------------------------------------------------------
+
+
+def test_fit_says_what_the_command_line_says() -> None:
+    app = page("fit_page")
+    answer = fit(model="llama-2-7b", device="ascend-910b4")
+    assert not app.exception
+    assert [metric.value for metric in app.metric] == [
+        f"{answer.budget.kv_tokens:,}",
+        f"{answer.budget.max_concurrency:.2f}",
+        f"{answer.budget.num_blocks:,}",
+        f"{answer.max_model_len_that_fits:,}",
+    ]
+    assert "llama-2-7b on ascend-910b4, vllm-ascend 0.21+: starts" in said(app)
+    assert app.code[-1].value == "hbmtwin fit --model llama-2-7b --device ascend-910b4"
+    table = app.dataframe[0].value
+    assert table["GiB"].iloc[:-1].sum() == pytest.approx(table["GiB"].iloc[-1])  # the pieces are the device
+
+
+def test_a_knob_of_fit_moves_the_numbers_and_the_command() -> None:
+    app = page("fit_page")
+    app.selectbox(key="model").select("llama-2-70b").run()
+    app.number_input(key="tensor-parallel-size").set_value(2).run()
+    assert "does not start" in said(app)
+    assert "Any one of these changes alone makes it start" in said(app)
+    app.number_input(key="tensor-parallel-size").set_value(8).run()
+    answer = fit(model="llama-2-70b", device="ascend-910b4", tensor_parallel_size=8)
+    assert app.metric[0].value == f"{answer.budget.kv_tokens:,}"
+    assert app.code[-1].value.endswith("--tensor-parallel-size 8")
+
+
+def test_fit_tells_what_makes_no_sense_and_its_cure() -> None:
+    app = page("fit_page")
+    app.selectbox(key="kv-cache-dtype").select("int8").run()
+    assert not app.exception
+    assert "int8" in said(app)
+
+
+def test_fit_in_chinese() -> None:
+    app = page("fit_page", lang="zh")
+    assert "能否启动，显存用在哪里？" in said(app)
+    assert "可以启动" in said(app)
+    assert app.metric[1].label == "4,096 token 请求的并发"
+
+
+# -- what if ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_if_begins_empty_and_a_run_fills_it() -> None:
+    app = page("what_if_page", settings=SMALL)
+    assert "Turn a knob on the left" in said(app)
+    app = run_it(app)
+    assert not app.exception
+    summary = api.run(Scenario.load(overrides=SMALL)).summary
+    assert app.metric[0].value == f"{summary['requests_completed']:,}"
+    assert app.metric[2].value == f"{summary['ttft_s']['p99']:,.2f}"
+    assert "run held" in said(app)
+    assert app.button(key="run").disabled  # it is there already
+    assert app.code[-1].value == ("hbmtwin run --set workload.request_rate=inf --set workload.num_prompts=5")
+
+
+def test_a_death_is_told_with_its_cause() -> None:
+    app = run_it(page("what_if_page", settings=("kv_cache.preset=doubling",)))
+    assert "died at 304.5 s (external fragmentation)" in said(app)
+    assert "the largest piece is 1.72 GiB" in said(app)
+
+
+def test_a_knob_replaces_its_setting_and_no_other() -> None:
+    app = page("what_if_page", settings=(*SMALL, "kv_cache.block_size=32"))
+    app.number_input(key="workload.num_prompts#0").set_value(7).run()
+    assert app.code[-1].value.split(" --set ")[1:] == [
+        "kv_cache.block_size=32",
+        "workload.request_rate=inf",
+        "workload.num_prompts=7",
+    ]
+    app.number_input(key="workload.users#0").set_value(3).run()  # a closed loop has no rate
+    assert "request_rate" not in app.code[-1].value
+    app.selectbox(key="kv_cache.preset#0").select("doubling").run()
+    assert "kv_cache.preset=doubling" in app.code[-1].value
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("kv_cache.presett=paged", "kv_cache.presett: unknown key; did you mean 'kv_cache.preset'?"),
+        ("model.name=llama-2-77b", "did you mean 'llama-2-7b'"),
+        ("nonsense", "--set nonsense: write it as section.key=value"),
+        ("workload.trace=/nowhere.csv", "/nowhere.csv"),
+    ],
+)
+def test_a_bad_address_is_told_and_the_knobs_stay(setting: str, told: str) -> None:
+    app = page("what_if_page", settings=(setting,))
+    if "trace" in setting:
+        app = run_it(app)
+    assert not app.exception
+    assert told in said(app)
+    assert app.selectbox
+
+
+def test_what_cannot_start_is_told_before_a_run() -> None:
+    app = page("what_if_page", settings=("model.name=llama-2-70b",))
+    assert not app.exception
+    assert "no memory is left for KV" in said(app)
+
+
+# -- memory map, compare ---------------------------------------------------------------------------------------------
+
+
+def test_the_map_asks_for_a_run_first() -> None:
+    assert "There is no run of these settings yet" in said(page("memory_map_page", settings=SMALL))
+
+
+def test_the_map_shows_the_last_moment_and_why_memory_ran_out() -> None:
+    run_it(page("what_if_page", settings=("kv_cache.preset=doubling",)))
+    app = page("memory_map_page", settings=("kv_cache.preset=doubling",))
+    assert not app.exception
+    assert app.metric[1].value == "1.00 GiB"
+    assert "Enough is free in all, but no single piece is large enough." in said(app)
+
+
+def test_compare_is_the_runs_of_the_command_line_and_their_differences() -> None:
+    app = page("compare_page", settings=SMALL)
+    app.text_area(key="variants").input("small:kv_cache.block_size=16").run()
+    app.button_group(key="policies").set_value(["doubling", "paged"]).run()
+    app = run_it(app)
+    assert not app.exception
+    results = api.compare(
+        None, ["doubling", "paged"], variants={"small": ["kv_cache.block_size=16"]}, overrides=list(SMALL), jobs=1
+    )
+    table = app.dataframe[0].value.set_index("metric")
+    for name, result in results.items():
+        assert table.loc["TTFT p99 (s)", name] == result.summary["ttft_s"]["p99"]
+    difference = table.loc["TTFT p99 (s)", "paged − doubling"]
+    assert difference == results["paged"].summary["ttft_s"]["p99"] - results["doubling"].summary["ttft_s"]["p99"]
+    assert "--variant small:kv_cache.block_size=16" in app.code[-1].value
+
+
+def test_a_variant_that_is_none_is_told() -> None:
+    app = page("compare_page", settings=SMALL)
+    app.text_area(key="variants").input("no colon").run()
+    assert "--variant no colon: write it as NAME:key=value,key=value" in said(app)
+
+
+# -- explain ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lang", "verdict"), [("en", "Fragmentation"), ("zh", "显存碎片")])
+def test_the_example_is_explained(lang: str, verdict: str) -> None:
+    app = page("explain_page", lang=lang)
+    app.button(key="example").click().run()
+    assert not app.exception
+    assert verdict in said(app)
+
+
+def test_a_log_means_nothing_to_markdown() -> None:
+    app = page("explain_page")
+    app.text_area(key="pasted").input("<script>alert(1)</script> **bold** [x](http://evil) $a$").run()
+    assert not app.exception
+    assert "<script>" not in said(app)
+    assert "](http" not in said(app)
