@@ -43,9 +43,10 @@ Search = Generator[list[Q], Mapping[Q, bool], R]
 
 
 def first_failure(count: int) -> Search[int, FirstFailure]:
-    """Find the first of *count* loads that fails, in about log2(count) + 6 runs where there is one edge.
+    """Find the first of *count* loads that fails, in about log2(count) + 7 runs where there is one edge.
 
-    Asked are both ends, then the middle of what is open; then the neighbours of the edge and the middles of both sides.
+    Asked are both ends, then the middle of what is open; then the neighbours of the edge, the middles of both sides,
+    and the quarters of the whole.
     """
     failed: dict[int, bool] = {}
     failed.update((yield sorted({0, count - 1})))
@@ -54,7 +55,7 @@ def first_failure(count: int) -> Search[int, FirstFailure]:
         middle = (low + high) // 2
         failed.update((yield [middle]))
         low, high = (low, middle) if failed[middle] else (middle, high)
-    beside = {low - 1, high + 1, low // 2, (high + count - 1) // 2, count // 4, count // 2}
+    beside = {low - 1, high + 1, low // 2, (high + count - 1) // 2, count // 4, count // 2, 3 * count // 4}
     if checks := sorted(i for i in beside if 0 <= i < count and i not in failed):
         failed.update((yield checks))
     monotone = all(fails == (i >= high) for i, fails in failed.items())
