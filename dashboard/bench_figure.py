@@ -6,13 +6,17 @@ import html
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
+from hbmtwin.dashboard.collectives_figure import collectives_figure
 from hbmtwin.dashboard.figures import inline, style
 from hbmtwin.validation.bench.peaks import bytes_and_flops_per_s, peaks_of
-from hbmtwin.validation.bench.records import Bench, Op
+from hbmtwin.validation.bench.records import COLLECTIVES, Bench, Op
+
+Floats = npt.NDArray[np.float64]
 
 COLOURS: dict[Op, str] = {
     "matmul": "#0072B2",
@@ -27,15 +31,22 @@ COLOURS: dict[Op, str] = {
 
 def bench_figure(bench: Bench) -> go.Figure:
     """Left FLOPs a second against FLOPs a byte, under the roof of the two peaks; right the share of that roof against
-    the median time, so that what is too small to reach it is seen. O(points)."""
+    the median time, so that what is too small to reach it is seen. A peak that is not known bounds nothing. O(points).
+    """
+    points = [p for p in bench.points if p.case.op in COLOURS]
+    if not points:
+        blank = go.Figure().update_xaxes(visible=False).update_yaxes(visible=False)
+        style(blank, 200)
+        return blank.update_layout(title="No kernel was timed but copies: there is nothing to hold to a roof")
     peak_bytes, peak_flops, whose = peaks_of(bench)
-    titles = (f"FLOPs against FLOPs a byte (peaks: {whose})", "Share of the roof against a call's time")
-    figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.1)
-    points = [p for p in bench.points if p.case.op != "copy"]
+    titles = [f"FLOPs against FLOPs a byte (peaks: {whose})", "Share of the roof against a call's time"]
+    if not (peak_bytes or peak_flops):
+        titles = ["FLOPs against FLOPs a byte; no peak is known, as neither copies nor matrix products were timed"]
+    figure = make_subplots(rows=1, cols=len(titles), subplot_titles=titles, horizontal_spacing=0.1)
     work = [bench.work(p) for p in points]
     intensity = np.array([w.flops / w.read_bytes for w in work])
     reached = np.array([bytes_and_flops_per_s(p, bench.dtype_bytes)[1] for p in points])
-    roof = np.minimum(peak_flops, intensity * peak_bytes)
+    roof = _roof(intensity, peak_bytes, peak_flops)
     times_us = np.array([p.median_ns / 1e3 for p in points])
     for op, colour in COLOURS.items():
         own = np.array([p.case.op == op for p in points])
@@ -46,30 +57,41 @@ def bench_figure(bench: Bench) -> go.Figure:
         shown = {"mode": "markers", "marker": marker, "name": op, "legendgroup": op, "text": text}
         hover = "%{text}<extra></extra>"
         figure.add_scatter(x=intensity[own], y=reached[own] / 1e9, hovertemplate=hover, **shown, row=1, col=1)
+        if roof is None:
+            continue
         share = 100 * reached[own] / roof[own]
         figure.add_scatter(
             x=times_us[own], y=share, hovertemplate="%{y:.0f} %<br>" + hover, showlegend=False, **shown, row=1, col=2
         )
     line = np.geomspace(intensity.min() / 2, intensity.max() * 2, 60)
-    top = np.minimum(peak_flops, line * peak_bytes) / 1e9
+    top = _roof(line, peak_bytes, peak_flops)
     look = {"mode": "lines", "line": {"color": "#333333", "width": 1.5}, "name": "roof"}
-    figure.add_scatter(x=line, y=top, hoverinfo="skip", **look, row=1, col=1)
+    if top is not None:
+        figure.add_scatter(x=line, y=top / 1e9, hoverinfo="skip", **look, row=1, col=1)
+        figure.update_xaxes(type="log", dtick=1, title_text="median time (us)", row=1, col=2)
+        figure.update_yaxes(title_text="% of the roof", rangemode="tozero", row=1, col=2)
     style(figure, 560)
     figure.update_xaxes(type="log", dtick=1, title_text="FLOPs a byte that must be read", row=1, col=1)
     figure.update_yaxes(type="log", dtick=1, title_text="GFLOP/s", row=1, col=1)
-    figure.update_xaxes(type="log", dtick=1, title_text="median time (us)", row=1, col=2)
-    figure.update_yaxes(title_text="% of the roof", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "y": -0.16})
     return figure
 
 
+def _roof(intensity: Floats, peak_bytes: float, peak_flops: float) -> Floats | None:
+    """FLOPs a second that the known peaks allow; None: neither is known."""
+    ends = [peak for peak in (peak_flops, intensity * peak_bytes if peak_bytes else 0.0) if np.any(peak)]
+    return np.minimum.reduce(np.broadcast_arrays(intensity * np.inf, *ends)) if ends else None
+
+
 def write_bench_page(bench: Bench, path: Path) -> None:
-    """Write the page at *path* and ``plotly.min.js`` beside it; same benchmark, same bytes. Raise OSError."""
+    """Write the page of kernels, or of collectives, at *path* and ``plotly.min.js`` beside it; same benchmark, same
+    bytes. Raise OSError."""
+    figure = collectives_figure(bench) if bench.points[0].case.op in COLLECTIVES else bench_figure(bench)
     title = html.escape(f"{bench.kernels}, {bench.dtype}, on {bench.device}, torch {bench.torch}")
     page = (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
         '<script src="plotly.min.js"></script>\n<body style="font-family: system-ui, sans-serif">\n'
-        f"<h1>{title}</h1>\n{inline(bench_figure(bench), 'bench')}\n</body></html>\n"
+        f"<h1>{title}</h1>\n{inline(figure, 'bench')}\n</body></html>\n"
     )
     path.write_text(page, encoding="utf-8")
     path.with_name("plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")

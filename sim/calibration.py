@@ -92,7 +92,7 @@ class ValidityWatch:
         """What an all-reduce sends of a token; 0: there is one rank."""
         self.steps = 0
         self.steps_outside = 0
-        asked = model_quantities(model) | ({"tensor_parallel_size": self._ranks} if self._ranks > 1 else {})
+        asked = model_quantities(model) | {"tensor_parallel_size": tensor_parallel_size}
         self._model = {key: asked[key] for key in outside(profile, asked)}
         self._found: dict[str, list[int]] = {}
         """By quantity: steps outside, and the lowest and highest value of them."""

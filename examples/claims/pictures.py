@@ -104,7 +104,7 @@ def two_attentions() -> go.Figure:
         row=1,
         col=1,
     )
-    label(figure, "crosses: as claimed", 9.8, 30, xanchor="right", row=1, col=1)
+    label(figure, "crosses: as claimed", 1.2, 15, xanchor="left", row=1, col=1)
     figure.update_xaxes(title_text="turn of the conversation")
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title_text="time per token (ms)", row=1, col=1)

@@ -44,12 +44,14 @@ def bench_collectives(
     out: Annotated[
         Path | None, typer.Option(help="File for the times, which `hbmtwin calibrate` reads beside those of kernels.")
     ] = None,
+    picture: Annotated[Path | None, typer.Option(help="HTML page: time and bandwidth against the message.")] = None,
     json_: Json = False,
 ) -> int:
     """Time all-reduces by size and ranks, and measure what a communicator takes."""
     check_dtype(dtype)
-    if out is not None:
-        check_place("--out", out)
+    for option, path in (("--out", out), ("--picture", picture)):
+        if path is not None:
+            check_place(option, path)
     begin = time.monotonic()
     bench = _measured(backend, ranks, grid, dtype, cap_bytes(backend, memory_gib))
     wall_s = time.monotonic() - begin
@@ -59,6 +61,10 @@ def bench_collectives(
         _print(bench, wall_s)
     if out is not None:  # after the screen, which has the times even where the disk is full
         out.write_text(bench.to_json(), encoding="utf-8")
+    if picture is not None:
+        from hbmtwin.dashboard.bench_figure import write_bench_page
+
+        write_bench_page(bench, picture)
     return OK
 
 

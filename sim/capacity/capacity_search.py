@@ -93,7 +93,7 @@ class CapacitySearch:
         limit = self.count
         found_bad: list[OutOfOrder] = []
         while True:
-            gave_up = self._count(limit, self.scout(limit))
+            gave_up = self._count(limit, max(0, self.scout(limit)))
             yes, no = self._ends(limit)
             self._check(limit, yes, no)
             bad = out_of_order({**self.scouted, **self.counted}, self.rule.survive)
@@ -104,7 +104,7 @@ class CapacitySearch:
             limit = min(harmful)
 
     def scout(self, limit: int) -> int:
-        """The last load below *limit* at which no more scouts fail than may; the first if they fail at all."""
+        """The last load below *limit* at which no more scouts fail than may; -1 if there is none."""
         place, step = min(self.guess, limit - 1), 1
         low, high = -1, limit
         if self._scouts_hold(place):
@@ -120,7 +120,7 @@ class CapacitySearch:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._scouts_hold(middle) else (low, middle)
-        return max(low, 0)
+        return low
 
     def _scouts_hold(self, load: int) -> bool:
         allowed = int((1 - self.rule.survive) * self.scouts + 1e-9)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -19,6 +20,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from hbmtwin.allocators.registry import UnknownPolicy
 from hbmtwin.sim.legality import effective_oom
 from hbmtwin.sim.scenario import FILES, PROFILE, Scenario, is_profile_file
 
@@ -42,7 +44,8 @@ def scenario_key(scenario: Scenario) -> str:
     A file that cannot be read counts by its name: the run will say so.
     """
     keys = {key: value for key, value in _keys(scenario).items() if key not in (*ONLY_STORED, *OTHER_NAMES)}
-    keys["memory.oom"] = effective_oom(scenario)
+    with suppress(UnknownPolicy):  # the run will say so
+        keys["memory.oom"] = effective_oom(scenario)
     for key in (*FILES, PROFILE, "model.name"):
         if (name := keys[key]) is not None and (key != PROFILE or is_profile_file(name)):
             keys[key] = _contents(name, model=key == "model.name")

@@ -7,13 +7,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hbmtwin.dashboard.bench_figure import bench_figure, write_bench_page
+from hbmtwin.dashboard.collectives_figure import collectives_figure
 from hbmtwin.kernels.profile import read_profile
-from hbmtwin.validation.bench.records import MemoryFigure
+from hbmtwin.validation.bench import collectives as bench_collectives
+from hbmtwin.validation.bench.records import OPS, Bench, MemoryFigure, read_bench
 
 from ..validation.test_calibrate import bench
+from ..validation.test_calibrate_collectives import measured
 from .conftest import Shell
 
 
@@ -122,6 +126,99 @@ def test_the_picture_has_every_point_and_the_same_bytes(tmp_path: Path) -> None:
     write_bench_page(b, tmp_path / "a.html")
     assert (tmp_path / "a.html").read_bytes() == first
     assert b"made up" in first
+
+
+@pytest.mark.parametrize(
+    ("left_out", "panels", "drawn"),
+    [(("matmul",), 2, True), (("matmul", "copy"), 1, True), (("copy",), 2, True), (OPS[1:], 1, False)],
+)
+def test_a_picture_without_a_peak_or_a_kernel_divides_by_nothing(
+    left_out: tuple[str, ...], panels: int, drawn: bool
+) -> None:
+    b = bench()
+    figure = bench_figure(replace(b, points=tuple(p for p in b.points if p.case.op not in left_out)))
+    assert len({trace.xaxis for trace in figure.data} | {"x"}) == panels
+    assert bool(figure.data) == drawn
+    assert all(np.isfinite(np.asarray(trace.y, float)).all() for trace in figure.data)
+    assert max((max(trace.y) for trace in figure.data if trace.xaxis == "x2"), default=0) < 101
+
+
+def test_a_picture_of_collectives_has_every_point(tmp_path: Path) -> None:
+    eager, graphed = measured(), measured(op="all_reduce_in_graph")
+    both = replace(eager, points=eager.points + graphed.points)
+    figure = collectives_figure(both)
+    assert sum(len(trace.x) for trace in figure.data) == 2 * len(both.points)
+    assert [trace.name for trace in figure.data if trace.showlegend is not False][2:4] == [
+        "8 ranks",
+        "2 ranks, in a graph",
+    ]
+    write_bench_page(both, tmp_path / "a.html")
+    assert b"Bus bandwidth" in (tmp_path / "a.html").read_bytes()
+
+
+def test_collectives_join_the_kernels_in_a_profile(shell: Shell) -> None:
+    Path("k.json").write_text(bench(0.02).to_json(), encoding="utf-8")
+    Path("c.json").write_text(measured(0.02).to_json(), encoding="utf-8")
+    answer = shell("calibrate", "--from-bench", "k.json", "--from-bench", "c.json", "--out", "p.json")
+    assert answer.code == 0, answer.err
+    assert "allreduce_ns.4" in answer.out
+    assert "link_bandwidth_bytes_per_s" in answer.out
+    assert read_profile(Path("p.json")).allreduce_ns.keys() == {2, 4, 8}
+    other = replace(measured(), device="another")
+    Path("c.json").write_text(other.to_json(), encoding="utf-8")
+    answer = shell("calibrate", "--from-bench", "k.json", "--from-bench", "c.json", "--out", "q.json")
+    assert answer.code == 2
+    assert "device 'made up' and 'another': a profile is of one device" in answer.err
+    assert not Path("q.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ranks", "1"], "--ranks: numbers from 2 to 64 with commas, such as 2,4,8, not '1'"),
+        (["--ranks", "2,x"], "--ranks: numbers from 2 to 64"),
+        (["--ranks", "2,²"], "--ranks: numbers from 2 to 64"),
+        (["--ranks", "9" * 5000], "--ranks: numbers from 2 to 64"),
+        (["--ranks", "2", "--grid", "g.json"], "--ranks: g.json tells its own; leave it out"),
+        (["--grid", "no.json"], "--grid: no.json: no such file"),
+        (["--grid", "g.json"], "--grid: g.json: 0: copy is timed by hbmtwin bench kernels"),
+        (["--dtype", "int4"], "--dtype: 'int4' is none"),
+        (["--memory-gib", "3"], "--memory-gib: caps a device's memory, and a CPU has none of its own; leave it out"),
+        (["--out", "."], "--out: . is a directory"),
+        (["--picture", "no/b.html"], "--picture: there is no directory no"),
+    ],
+)
+def test_a_group_that_makes_no_sense_is_refused_before_any_is_started(
+    shell: Shell, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # a measurement would end with 1
+    Path("g.json").write_text('[{"op": "copy", "bytes": 64}]')
+    answer = shell("bench", "collectives", *([] if "--ranks" in arguments else ["--grid", "g.json"]), *arguments)
+    assert answer.code == 2
+    assert said in answer.err
+
+
+def test_a_group_that_fails_is_a_failure_and_measured_ones_a_file(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*arguments: object, **options: object) -> Bench:
+        raise bench_collectives.GroupFailed("all_reduce of 2 ranks: rank 1 ended with -9; see whether ...")
+
+    monkeypatch.setattr(bench_collectives, "run_collectives", failed)
+    answer = shell("bench", "collectives", "--ranks", "2", "--out", "c.json")
+    assert (answer.code, answer.err) == (1, "error: all_reduce of 2 ranks: rank 1 ended with -9; see whether ...\n")
+    assert not Path("c.json").exists()
+    figure = MemoryFigure("communicator_bytes", 5 << 20, "free memory lost", "H")
+    done = replace(measured(), memory=(figure,))
+    monkeypatch.setattr(bench_collectives, "run_collectives", lambda *arguments, **options: done)
+    answer = shell("bench", "collectives", "--ranks", "2,4,8", "--out", "c.json", "--picture", "c.html")
+    assert answer.code == 0, answer.err
+    assert "communicator_bytes: 5,242,880 bytes (confidence H): free memory lost" in answer.out
+    assert read_bench(Path("c.json")) == done
+    assert Path("c.html").exists()
+    told = json.loads(shell("bench", "collectives", "--ranks", "2", "--json").out)
+    assert told.pop("wall_s") >= 0
+    assert told == json.loads(done.to_json())
 
 
 @pytest.mark.parametrize(

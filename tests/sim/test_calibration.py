@@ -176,6 +176,8 @@ def test_ranks_and_their_messages_are_held_to_what_was_measured() -> None:
         "allreduce_bytes": {"steps": 4, "lowest": 7168, "highest": 43008, "measured": [10_000, 30_000]}
     }
     assert watches[16].summary()["model_outside"] == {"tensor_parallel_size": {"is": 16, "measured": [1, 8]}}
+    of_two = replace(profile, validity={"tensor_parallel_size": (2, 2)})  # as of an engine's log
+    assert [n for n in (1, 2, 4) if ValidityWatch(of_two, model, n).summary()["model_outside"]] == [1, 4]
     said = "all-reduces were measured of 2, 8 ranks; the latency of 4 is the catalog's"
     assert [ranks for ranks, watch in watches.items() if any(said in note for note in watch.notes())] == [4]
     device = replace(profile, device=DEVICE).applied_to(catalog.device(DEVICE))

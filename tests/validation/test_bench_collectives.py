@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +253,140 @@ def test_a_cap_is_a_share_of_the_device_and_leaves_a_tenth() -> None:
     assert device.fraction == 0.4
     assert cap_memory(device, 16 << 30) == 9 << 30
     assert device.fraction == 0.9
+
+
+class MadeUpDevice:
+    """Of ``torch.cuda``: the first all-reduce takes 300 MiB, a capture 5 more; an event is a tick of 1 ms."""
+
+    def __init__(self, capture: str = "works") -> None:
+        self.capture, self.ticks, self.replays, self.taken = capture, 0, 0, 0
+        self.chosen: list[int] = []
+        self.fraction = 0.0
+        if capture == "absent":
+            self.CUDAGraph = None  # as a torch that has none
+
+    class nccl:
+        """Its version."""
+
+        @staticmethod
+        def version() -> tuple[int, int, int]:
+            return 2, 27, 3
+
+    def set_device(self, rank: int) -> None:
+        self.chosen.append(rank)
+
+    def set_per_process_memory_fraction(self, fraction: float) -> None:
+        self.fraction = fraction
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 1000 * MIB - self.taken, 1000 * MIB
+
+    def memory_stats(self) -> dict[str, int]:
+        return {}
+
+    def Event(self, enable_timing: bool) -> Any:
+        return MadeUpEvent(self)
+
+    def CUDAGraph(self) -> Any:
+        return MadeUpGraph(self)
+
+    @contextmanager
+    def graph(self, graph: object, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        if self.capture == "fails":
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        yield
+
+
+class MadeUpEvent:
+    """A tick later than the last."""
+
+    def __init__(self, device: MadeUpDevice) -> None:
+        self.device, self.at = device, 0
+
+    def record(self) -> None:
+        self.device.ticks += 1
+        self.at = self.device.ticks
+
+    def synchronize(self) -> None:
+        """Done."""
+
+    def elapsed_time(self, end: MadeUpEvent) -> float:
+        return float(end.at - self.at)
+
+
+class MadeUpGraph:
+    """Counts replays."""
+
+    def __init__(self, device: MadeUpDevice) -> None:
+        self.device = device
+
+    def replay(self) -> None:
+        self.device.replays += 1
+
+
+class OnHost:
+    """torch, whose tensors are made on the host whatever device is named."""
+
+    def __init__(self, torch: Any, device: MadeUpDevice) -> None:
+        self.torch, self.cuda = torch, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.torch, name)
+
+    def zeros(self, *size: int, dtype: Any, device: str) -> Any:
+        return self.torch.zeros(*size, dtype=dtype)
+
+    def tensor(self, values: list[float], dtype: Any, device: str) -> Any:
+        return self.torch.tensor(values, dtype=dtype)
+
+
+@pytest.mark.parametrize("capture", ["works", "fails", "absent"])
+def test_a_rank_of_a_device_measures_its_communicator_and_replays_a_graph(
+    capture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of one over gloo, of a device that we make up: every line of a rank, but for the real driver's."""
+    torch, device = load("cpu"), MadeUpDevice(capture)
+    real, ended = torch.distributed.all_reduce, []
+
+    def reduce(message: Any, **options: Any) -> None:
+        device.taken = 300 * MIB
+        real(message, **options)
+
+    monkeypatch.setattr(collective_rank, "load", lambda backend: OnHost(torch, device))
+    monkeypatch.setattr(collective_rank, "GROUPS", {"cuda": "gloo"})
+    monkeypatch.setattr(torch.distributed, "all_reduce", reduce)
+    monkeypatch.setattr(collective_rank.os, "_exit", ended.append)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    told: list[dict[str, Any]] = []
+    task = collective_rank.Task("cuda", "float32", 0, 1, [64, 4096], 2, 30.0, str(tmp_path / "store"), 500 * MIB)
+    rank = collective_rank.Rank(task, lambda **words: told.append(words))
+    rank.run()
+    assert (device.chosen, device.fraction) == ([0], 0.5)
+    assert [words["at"] for words in told if "at" in words] == [64, 4096, 64, 4096]
+    # two events lie one tick of 1 ms apart; two calls make a sample of 2 ms
+    assert {
+        size: words["samples"]
+        for words in told
+        if "samples" in words and "graph" not in words
+        for size in [words["bytes"]]
+    } == {64: [5e5] * 10, 4096: [5e5] * 10}
+    assert {"communicator": [300 * MIB] * 3, "library": "gloo"} in told
+    monkeypatch.setattr(collective_rank, "GROUPS", {"cuda": "nccl"})
+    assert rank.library() == "nccl 2.27.3"
+    graphs = [words for words in told if "graph" in words]
+    if capture == "works":
+        assert [words["bytes"] for words in graphs] == [64, 4096]
+        assert graphs[0]["samples"] == [5e4] * 10  # 1 ms of twenty calls
+        assert device.replays == 2 * (2 + 10)
+        assert ended == []
+    else:
+        why = "operation not permitted" if capture == "fails" else "this torch has no graphs of the device"
+        assert told[-1] == {"no_graph": why}
+        assert (graphs, ended) == ([], [0] if capture == "fails" else [])
 
 
 def test_every_backend_has_a_library() -> None:

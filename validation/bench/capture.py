@@ -2,7 +2,7 @@
 
 ::
 
-    {"backend": ..., "dtype": ..., "op": "step", "sizes": {...}} --operands, warm calls, capture--> graph {"name": ...}
+    {"backend": ..., "dtype": ..., "op": "step", ...} --operands, warm calls, capture--> graph {"name": ...}
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hbmtwin.kernels.attention.backends import kernels_for, load
 from hbmtwin.kernels.attention.interface import Backend
 from hbmtwin.validation.bench.kernels import WARM_UPS, operands_of
 from hbmtwin.validation.bench.memory import ANSWER, held, shortened
+from hbmtwin.validation.bench.memory_cap import cap_memory
 from hbmtwin.validation.bench.records import MemoryFigure, case
 
 HOW = "free memory lost to the capture of the grid's last decode step; an engine captures many sizes"
@@ -48,6 +49,8 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     backend: Backend = task["backend"]
     torch = load(backend)
+    if task["memory_bytes"]:
+        cap_memory(getattr(torch, backend), task["memory_bytes"])
     with torch.inference_mode():
         call = operands_of(torch, kernels_for(backend), task["dtype"], backend).call_of(case(task["op"], task["sizes"]))
         for _ in range(WARM_UPS):

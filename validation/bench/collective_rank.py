@@ -76,7 +76,7 @@ def main() -> None:
         answers.write(ANSWER + json.dumps(told) + "\n")
         answers.flush()
 
-    _Rank(task, say).run()
+    Rank(task, say).run()
 
 
 def end_with_stdin() -> None:
@@ -86,7 +86,9 @@ def end_with_stdin() -> None:
     os._exit(1)
 
 
-class _Rank:
+class Rank:
+    """Does a task, and says what comes of it."""
+
     def __init__(self, task: Task, say: Callable[..., None]) -> None:
         self.task, self.say = task, say
         self.torch = torch = load(task.backend)
@@ -131,7 +133,7 @@ class _Rank:
             readings.append(self._taken(before))
         for size, found in samples.items():
             self.say(bytes=size, samples=found)
-        self.say(communicator=readings, library=self._library())
+        self.say(communicator=readings, library=self.library())
         self.say(eager=True)
         self._in_graphs(message)
         distributed.barrier()
@@ -179,7 +181,7 @@ class _Rank:
         try:
             for size in self.task.sizes:
                 part, graph = message[: size // self._element], kind()
-                with self.module.graph(graph):
+                with self.module.graph(graph, capture_error_mode="thread_local"):  # the group's watchdog asks on
                     for _ in range(GRAPHED_CALLS):
                         self.reduce(part)
                 for _ in range(2):
@@ -202,7 +204,8 @@ class _Rank:
         store.set(f"{name} {self.task.rank}", "1")
         store.wait([f"{name} {rank}" for rank in range(self.task.ranks)])
 
-    def _library(self) -> str:
+    def library(self) -> str:
+        """What sends, with its version where it tells one."""
         name = GROUPS[self.task.backend]
         if name != "nccl":
             return name

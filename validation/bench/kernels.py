@@ -135,10 +135,7 @@ def run_bench(
         for _ in range(rounds):
             for case in samples:
                 try:
-                    call = operands.call_of(case)
-                    if meter is not None:
-                        meter.watch(case.op, call)
-                    samples[case] += _samples(call, timer)
+                    samples[case] += _case_samples(operands.call_of(case), case, timer, meter)
                 except (RuntimeError, MemoryError) as error:  # torch's, of memory above all
                     what = (str(error) or type(error).__name__).strip().splitlines()[0]
                     cap = f", or more than {memory_bytes / 2**30:g} GiB with --memory-gib" if memory_bytes else ""
@@ -146,6 +143,7 @@ def run_bench(
                 if done is not None:
                     done(str(case))
         if meter is not None and (steps := [case for case in samples if case.op == "step"]):
+            operands.release()  # the step is captured by another process, which has the same cap
             meter.capture(steps[-1], dtype)
         return Bench(
             backend=backend,
@@ -196,6 +194,12 @@ def _threads(torch: Any, threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _case_samples(call: Call, case: Case, timer: Timer, meter: Meter | None) -> list[float]:
+    if meter is not None:
+        meter.watch(case.op, call)
+    return _samples(call, timer)
+
+
 def _samples(call: Call, timer: Timer) -> list[float]:
     warm = [timer.time_ns(call, 1) for _ in range(2)]
     while len(warm) < WARM_UPS and sum(warm) < WARM_UP_NS:
@@ -226,6 +230,12 @@ class Operands:
         self._decoder: SmallDecoder | None = None
         self._pool_elements = pool_bytes // self._bytes
         self._pool: Tensor | None = None
+
+    def release(self) -> None:
+        """Give all of it back to the device."""
+        self._pool = self._decoder = None
+        if self.kernels.device != "cpu":
+            getattr(self.torch, str(self.kernels.device).partition(":")[0]).empty_cache()
 
     def call_of(self, case: Case) -> Call:
         """A function that does the case once, each time on other operands."""

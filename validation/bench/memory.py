@@ -10,8 +10,9 @@
     graph        free memory lost when a decode step is captured
 
 Operands are made before the first call, so they are no workspace. Nothing is told of a communicator: HCCL and NCCL make
-one for several ranks, and a benchmark has one. Free memory is the whole device's (``mem_get_info``): where another
-process comes or goes meanwhile, the figure is told with confidence L, and no profile takes it.
+one for several ranks (:mod:`hbmtwin.validation.bench.collectives`). Free memory is the whole device's
+(``mem_get_info``): where another process comes or goes meanwhile, the figure is told with confidence L, and no profile
+takes it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CAPTURER = (sys.executable, "-P", "-m", "hbmtwin.validation.bench.capture")
 ANSWER = "graph "
 """Begins the capturing process's line; torch and CANN print others."""
 WORKER = (sys.executable, "-P", "-m", "hbmtwin.validation.bench.memory")
-COMMUNICATOR = "one rank has no communicator of HCCL or NCCL; `calibrate --from-engine-log` has an engine's figures"
+COMMUNICATOR = "one rank has no communicator of HCCL or NCCL; `hbmtwin bench collectives` measures one"
 
 Call = Callable[[], object]
 
@@ -183,9 +184,12 @@ def workspace_of(before: Held, with_output: Held, after: Held) -> Workspace:
     return Workspace(with_output.peak - before.allocated - output - kept, kept, before.outside(after))
 
 
-def meter_of(torch: Any, backend: Backend) -> Meter | None:
-    """That of the backend's device; None: a CPU has none."""
-    return None if backend == "cpu" else Meter(getattr(torch, backend), backend)
+def meter_of(torch: Any, backend: Backend, memory_bytes: int = 0) -> Meter | None:
+    """That of the backend's device; None: a CPU has none. *memory_bytes*: cap of the process that captures; 0: none."""
+    if backend == "cpu":
+        return None
+    capture = partial(captured_elsewhere, backend, memory_bytes=memory_bytes)
+    return Meter(getattr(torch, backend), backend, captured=capture)
 
 
 def no_figures() -> tuple[MemoryFigure, ...]:
@@ -215,9 +219,13 @@ def fresh_process(backend: Backend, command: tuple[str, ...] = WORKER) -> Iterat
             process.kill()
 
 
-def captured_elsewhere(backend: Backend, case: Case, dtype: str, command: tuple[str, ...] = CAPTURER) -> MemoryFigure:
+def captured_elsewhere(
+    backend: Backend, case: Case, dtype: str, command: tuple[str, ...] = CAPTURER, *, memory_bytes: int = 0
+) -> MemoryFigure:
     """The graph of a step, captured by a process of its own: one that a driver kills takes no times with it."""
-    task = json.dumps({"backend": backend, "dtype": dtype, "op": case.op, "sizes": case.named()})
+    task = json.dumps(
+        {"backend": backend, "dtype": dtype, "op": case.op, "sizes": case.named()} | {"memory_bytes": memory_bytes}
+    )
     name, why = "graph_step_bytes", ""
     try:
         done = subprocess.run([*command, task], capture_output=True, text=True, check=False, timeout=START_S)

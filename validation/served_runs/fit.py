@@ -89,6 +89,8 @@ class Fit(NamedTuple):
     steps: tuple[Steps, ...]
     """What was fitted to."""
     cross_validated_percent: float
+    ranks: int
+    """That shared layers."""
 
 
 def fit_intervals(
@@ -118,6 +120,7 @@ def fit_intervals(
         tuple(solved.residuals.tolist()),
         tuple(one for block in blocks for one in block),
         100 * float(np.mean(np.abs(errors))),
+        settings.ranks,
     )
 
 
@@ -156,6 +159,7 @@ def profile_of_fit(fit: Fit, model: ModelShape, device: DeviceSpec, *, name: str
         "kv_read_tokens": _span([s.kv_tokens for s in fit.steps]),
         "step_tokens": _span([s.decode_count for s in fit.steps] + [s.decode_count + s.prompt_tokens for s in mixed]),
         **{key: (value, value) for key, value in model_quantities(model).items()},
+        "tensor_parallel_size": (fit.ranks, fit.ranks),
     }
     if mixed:
         spans["prefill_tokens"] = (0, spans["step_tokens"][1])  # prompts fill a step next to a few decodes
