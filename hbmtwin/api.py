@@ -38,6 +38,7 @@ from hbmtwin.sim.fit.report import Fit
 from hbmtwin.sim.kv_layout import DTYPES as KV_DTYPES
 from hbmtwin.sim.kv_layout import kv_layout
 from hbmtwin.sim.kv_policy import CHOSEN_BY_MODEL, CHOSEN_BY_RELEASE
+from hbmtwin.sim.last_operations import LastOperations, last_operations
 from hbmtwin.sim.legality import notes
 from hbmtwin.sim.replay import OpResult, ReplayError, Tally, make_allocator, per_op_rows, replay, write_per_op
 from hbmtwin.sim.result import Result, ResultError, check_replaceable, write_directory
@@ -77,6 +78,7 @@ __all__ = [
     "FitError",
     "HbmDriver",
     "KVLayout",
+    "LastOperations",
     "MemoryBudget",
     "MemoryOp",
     "ModelShape",
@@ -112,6 +114,7 @@ __all__ = [
     "hugging_face_ids",
     "kv_layout",
     "kv_policies",
+    "last_operations",
     "make_allocator",
     "memory_budget",
     "model",

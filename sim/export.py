@@ -6,9 +6,10 @@ format                  what                                                for
 ``perfetto``            requests, steps, counters and marks against time    ui.perfetto.dev, chrome://tracing
 ``openmetrics``         the metrics of vLLM as a scraper would see them     ``promtool tsdb create-blocks-from``
 ``csv``                 every table, in a directory                         spreadsheets, other languages
+``last_operations``     CSV of the 48 operations before memory ran out      whoever asks what asked, and what was free
 ======================  ==================================================  =========================================
 
-The first two are written piece by piece, never as one string, and packed where the file's name ends in ``.gz``.
+The first three are written piece by piece, never as one string, and packed where the file's name ends in ``.gz``.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ from pathlib import Path
 from hbmtwin.sim.export_csv import fill
 from hbmtwin.sim.export_openmetrics import openmetrics
 from hbmtwin.sim.export_perfetto import perfetto
+from hbmtwin.sim.last_operations import operation_lines
 from hbmtwin.sim.result import CSV_FILES, FILES, Result, ResultError, write_directory
 
-TEXTS: dict[str, Callable[[Result], Iterator[str]]] = {"perfetto": perfetto, "openmetrics": openmetrics}
+TEXTS: dict[str, Callable[[Result], Iterator[str]]] = {
+    "perfetto": perfetto,
+    "openmetrics": openmetrics,
+    "last_operations": operation_lines,
+}
 EXPORT_FORMATS = (*TEXTS, "csv")
 
 

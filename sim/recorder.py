@@ -9,7 +9,7 @@ end after each tick of a fixed interval of simulated time. Nothing here depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -53,6 +53,19 @@ MAX_MAPS = 16
 
 
 MapRow = tuple[int, int, str, int, int, int, str, str, int]
+MAP_COLUMNS = ("time_ns", "op_index", "level", "address", "size", "requested", "state", "tag", "owner")
+
+
+def device_rows(at: tuple[int, int], allocators: Sequence[DeviceAllocator]) -> Iterator[MapRow]:
+    """Where every segment and block lies, at a moment and after so many operations. O(blocks)."""
+    for allocator in allocators:
+        for segment in allocator.walk():
+            pool = f"{allocator.name}/{segment.pool}"
+            requested = sum(b.requested for b in segment.blocks)
+            yield (*at, "segment", segment.address, segment.size, requested, pool, "", -1)
+            for b in segment.blocks:
+                tag = "" if b.tag is None else b.tag.name.lower()
+                yield (*at, "block", b.address, b.size, b.requested, b.state, tag, b.owner)
 
 
 @dataclass(slots=True)
@@ -167,25 +180,7 @@ class Recorder:
     def address_map(self, time_ns: int, kv: KVPolicy) -> None:
         """Keep where every segment, block and KV block lies at this moment."""
         at = (time_ns, self.op_index)
-        rows: list[MapRow] = []
-        for allocator in self.allocators:
-            for segment in allocator.walk():
-                pool = f"{allocator.name}/{segment.pool}"
-                requested = sum(b.requested for b in segment.blocks)
-                rows.append((*at, "segment", segment.address, segment.size, requested, pool, "", -1))
-                rows.extend(
-                    (
-                        *at,
-                        "block",
-                        b.address,
-                        b.size,
-                        b.requested,
-                        b.state,
-                        "" if b.tag is None else b.tag.name.lower(),
-                        b.owner,
-                    )
-                    for b in segment.blocks
-                )
+        rows = list(device_rows(at, self.allocators))
         rows.extend((*at, "kv_block", k.address, k.size, k.token_bytes, k.state, "kv", k.owner) for k in kv.walk())
         if self._maps and self._maps[-1][0][0] == time_ns:
             self._maps.pop()  # the later one of the same moment is the truth
@@ -277,8 +272,7 @@ class Recorder:
 
     def checkpoints(self) -> pd.DataFrame:
         """Address maps of several moments, one row a segment, block or KV block."""
-        names = ("time_ns", "op_index", "level", "address", "size", "requested", "state", "tag", "owner")
-        return pd.DataFrame([row for rows in self._maps for row in rows], columns=names)
+        return pd.DataFrame([row for rows in self._maps for row in rows], columns=MAP_COLUMNS)
 
     def steps(self) -> pd.DataFrame | None:
         """One row a leap, None unless asked for."""

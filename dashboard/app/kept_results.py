@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+
+import pandas as pd
 
 from hbmtwin.api import Result, ResultError
 
@@ -41,6 +44,16 @@ class KeptResults:
         except (ResultError, OSError):
             return None
         return result
+
+    def tables(self, key: str, names: Sequence[str]) -> tuple[pd.DataFrame, ...] | None:
+        """Parquet tables that a job left there; None if it did not, or they cannot be read."""
+        path = self.path(key)
+        try:
+            found = tuple(pd.read_parquet(path / f"{name}.parquet") for name in names)
+            os.utime(path)
+        except (OSError, ValueError):
+            return None
+        return found
 
     def make_room(self) -> None:
         """Remove those that were used longest ago until the rest is small enough. O(files)."""

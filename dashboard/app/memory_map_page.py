@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -38,7 +39,15 @@ HOLDS = Phrase("holds", "撑住")
 DIES = Phrase("dies at {at:.1f} s: {cause}", "{at:.1f} 秒时耗尽：{cause}")
 NO_START = Phrase("does not start", "无法启动")
 SHORT = Phrase("rejects requests", "拒绝请求")
+STEPS = Phrase("Operation by operation to the end", "逐个操作查看耗尽过程")
+LOOK = Phrase("Run it again and watch its last operations", "重新运行并记录最后的操作")
+LOOKING = Phrase("The run is on its way again", "正在重新运行")
+OPERATION = Phrase("Operation", "操作")
+BEFORE = Phrase("before operation {index}: {op}", "操作 {index} 之前：{op}")
+AT_END = Phrase("at the end: the last operation failed", "结束时：最后一次操作失败")
+PREVIOUS, NEXT = Phrase("Previous", "上一个"), Phrase("Next", "下一个")
 MIB = 1 << 20
+WATCH = "operations"
 SLOT = "cures"
 
 
@@ -59,6 +68,7 @@ def show() -> None:
     _map(result)
     if result.oom is not None:
         _forensics(result)
+        _operations(result, jobs.key_of(scenario))
     if ran_short(result.summary):
         _cures(result, jobs.key_of(scenario))
 
@@ -92,6 +102,43 @@ def _forensics(result: Result) -> None:
             hide_index=True,
             column_config={text(MIB_COLUMN): st.column_config.NumberColumn(format="%.1f")},
         )
+
+
+def _operations(result: Result, key: str) -> None:
+    """Step through what came last."""
+    st.subheader(text(STEPS))
+    kept = jobs.shared().kept
+    tables = kept.tables(f"{key}-operations", ("operations", "maps"))
+    if tables is None:
+        if st.button(text(LOOK), key="look", disabled=jobs.busy(WATCH)):
+            job = {"verb": "operations", "result": str(kept.path(key)), "out": str(kept.path(f"{key}-operations"))}
+            jobs.start(WATCH, f"{key}-operations", job)
+        if jobs.done(WATCH, lambda said: (0.0, text(LOOKING))) is not None:
+            st.rerun()
+        return
+    operations, maps = tables
+    moments = sorted(maps["op_index"].unique())
+    names = {int(row["op_index"]): _operation(row) for row in operations.to_dict("records")}
+    left, right, _ = st.columns([1, 1, 4])
+    left.button(text(PREVIOUS), icon=":material/skip_previous:", on_click=_step, args=(-1, moments), key="previous")
+    right.button(text(NEXT), icon=":material/skip_next:", on_click=_step, args=(1, moments), key="next")
+    at = st.select_slider(
+        text(OPERATION), moments, key=WATCH, value=moments[-1] if WATCH not in st.session_state else None
+    )
+    st.markdown(text(BEFORE, index=f"{at:,}", op=names[at]) if at in names else f"**{text(AT_END)}**")
+    there = maps[maps["op_index"] == at]
+    draw(address_map(replace(result, checkpoints=there), int(there["time_ns"].iloc[0]), lang()), key="operation-map")
+    st.dataframe(operations, hide_index=True)
+
+
+def _step(by: int, moments: list[int]) -> None:
+    at = moments.index(st.session_state[WATCH]) + by
+    st.session_state[WATCH] = moments[max(0, min(at, len(moments) - 1))]
+
+
+def _operation(row: dict[Any, Any]) -> str:
+    size = f" {bytes_text(int(row['size']))}" if row["size"] else ""
+    return f"`{row['op']}{size} {row['tag']}`"
 
 
 def _cures(result: Result, key: str) -> None:

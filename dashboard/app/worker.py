@@ -111,10 +111,23 @@ def what_would_hold(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     return {"rows": api.what_would_hold(Result.load(Path(job["result"])), finished=one)}
 
 
+def operations(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """``{"result": directory, "out": directory}``: the last operations before its death, in two tables."""
+    last = api.last_operations(Result.load(Path(job["result"])))
+    out = Path(job["out"])
+    staging = out.with_name(f".{out.name}.{os.getpid()}")
+    staging.mkdir(parents=True)
+    last.operations.to_parquet(staging / "operations.parquet", index=False)
+    last.maps.to_parquet(staging / "maps.parquet", index=False)
+    staging.rename(out)
+    return {}
+
+
 VERBS: Mapping[str, Callable[[Mapping[str, Any], Tell], dict[str, Any]]] = {
     "run": run,
     "compare": compare,
     "what_would_hold": what_would_hold,
+    "operations": operations,
 }
 
 

@@ -19,6 +19,7 @@ class ExportFormat(StrEnum):
     PERFETTO = "perfetto"
     OPENMETRICS = "openmetrics"
     CSV = "csv"
+    LAST_OPERATIONS = "last_operations"
 
 
 def export(
@@ -28,7 +29,7 @@ def export(
         typer.Option(
             "--format",
             help="perfetto: a trace for ui.perfetto.dev; openmetrics: vLLM's metrics over simulated time; csv: every "
-            "table.",
+            "table; last_operations: CSV of the 48 operations before memory ran out.",
         ),
     ],
     out: Annotated[
@@ -46,6 +47,9 @@ def export(
         raise UsageError(f"{result}: not a result directory of hbmtwin; {hint}")
     if (reason := check_exportable(fmt.value, out)) is not None:
         raise UsageError(reason)
-    write(Result.load(result), fmt.value, out)
+    loaded = Result.load(result)
+    if fmt is ExportFormat.LAST_OPERATIONS and loaded.oom is None:
+        raise UsageError(f"{result}: memory did not run out in this run, so there is no last operation")
+    write(loaded, fmt.value, out)
     print(json.dumps({"written": str(out), "format": fmt.value}) if json_ else f"wrote {out}")
     return OK
