@@ -11,6 +11,8 @@ from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import inline, style
+from hbmtwin.dashboard.palette import ROOF
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.validation.bench.peaks import bytes_and_flops_per_s, peaks_of
 from hbmtwin.validation.bench.records import Bench, Op
 
@@ -24,12 +26,20 @@ COLOURS: dict[Op, str] = {
 }
 """Okabe and Ito's, which stay apart for the common kinds of colour blindness."""
 
+REACHED = Phrase("FLOPs against FLOPs a byte (peaks: {whose})", "FLOP/s 与计算强度（峰值：{whose}）")
+SHARE = Phrase("Share of the roof against a call's time", "达到屋顶线的比例与单次调用时间")
+ROOF_LINE = Phrase("roof", "屋顶线")
+INTENSITY = Phrase("FLOPs a byte that must be read", "每读取一字节的 FLOP 数")
+GFLOPS = Phrase("GFLOP/s", "GFLOP/s")
+MEDIAN = Phrase("median time (us)", "中位时间 (us)")
+PERCENT = Phrase("% of the roof", "占屋顶线的 %")
 
-def bench_figure(bench: Bench) -> go.Figure:
+
+def bench_figure(bench: Bench, lang: Lang = "en") -> go.Figure:
     """Left FLOPs a second against FLOPs a byte, under the roof of the two peaks; right the share of that roof against
     the median time, so that what is too small to reach it is seen. O(points)."""
     peak_bytes, peak_flops, whose = peaks_of(bench)
-    titles = (f"FLOPs against FLOPs a byte (peaks: {whose})", "Share of the roof against a call's time")
+    titles = [said.text(lang) for said in (Said.of(REACHED, whose=whose), Said.of(SHARE))]
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.1)
     points = [p for p in bench.points if p.case.op != "copy"]
     work = [bench.work(p) for p in points]
@@ -52,13 +62,13 @@ def bench_figure(bench: Bench) -> go.Figure:
         )
     line = np.geomspace(intensity.min() / 2, intensity.max() * 2, 60)
     top = np.minimum(peak_flops, line * peak_bytes) / 1e9
-    look = {"mode": "lines", "line": {"color": "#333333", "width": 1.5}, "name": "roof"}
+    look = {"mode": "lines", "line": {"color": ROOF, "width": 1.5}, "name": Said.of(ROOF_LINE).text(lang)}
     figure.add_scatter(x=line, y=top, hoverinfo="skip", **look, row=1, col=1)
     style(figure, 560)
-    figure.update_xaxes(type="log", dtick=1, title_text="FLOPs a byte that must be read", row=1, col=1)
-    figure.update_yaxes(type="log", dtick=1, title_text="GFLOP/s", row=1, col=1)
-    figure.update_xaxes(type="log", dtick=1, title_text="median time (us)", row=1, col=2)
-    figure.update_yaxes(title_text="% of the roof", rangemode="tozero", row=1, col=2)
+    figure.update_xaxes(type="log", dtick=1, title_text=Said.of(INTENSITY).text(lang), row=1, col=1)
+    figure.update_yaxes(type="log", dtick=1, title_text=Said.of(GFLOPS).text(lang), row=1, col=1)
+    figure.update_xaxes(type="log", dtick=1, title_text=Said.of(MEDIAN).text(lang), row=1, col=2)
+    figure.update_yaxes(title_text=Said.of(PERCENT).text(lang), rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "y": -0.16})
     return figure
 

@@ -20,7 +20,7 @@ SLICES = 60
 COUNTS = (
     ("running", Phrase("running", "运行中")),
     ("waiting", Phrase("waiting", "排队中")),
-    ("preemptions", Phrase("preemptions<br>so far", "累计<br>抢占")),
+    ("preemptions", Phrase("preemptions<br>so far", "累计抢占")),
 )
 """Columns of a timeline, and what their panels are called."""
 QUEUE = Phrase("queue (s)", "排队时间 (s)")

@@ -17,6 +17,7 @@ import pytest
 
 import hbmtwin.dashboard
 import hbmtwin.sim
+import hbmtwin.validation
 from hbmtwin.dashboard.rules_in_chinese import RULES_IN_CHINESE
 from hbmtwin.kernels.capability_rows import ROWS
 from hbmtwin.sim.fit.fit import fit
@@ -50,17 +51,18 @@ WORDS = {
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Modules of ``hbmtwin.sim`` and ``hbmtwin.dashboard`` with their text; none of the latter is imported."""
+    """Modules of ``hbmtwin.sim`` with their text, and the others that speak; none of these is imported."""
     for found in pkgutil.walk_packages(hbmtwin.sim.__path__, "hbmtwin.sim."):
         if not found.ispkg:
             spec = find_spec(found.name)
             assert spec is not None
             assert spec.origin is not None
             yield found.name, Path(spec.origin).read_text(encoding="utf-8")
-    (folder,) = map(Path, hbmtwin.dashboard.__path__)
-    for path in sorted(folder.rglob("*.py")):
-        name = ".".join(path.relative_to(folder).with_suffix("").parts)
-        yield f"hbmtwin.dashboard.{name}", path.read_text(encoding="utf-8")
+    for package in (hbmtwin.dashboard, hbmtwin.validation):
+        (folder,) = map(Path, package.__path__)
+        for path in sorted(folder.rglob("*.py")):
+            if "Phrase(" in (text := path.read_text(encoding="utf-8")):
+                yield ".".join((package.__name__, *path.relative_to(folder).with_suffix("").parts)), text
 
 
 def calls_in(text: str) -> list[ast.Call]:
@@ -100,7 +102,7 @@ def test_the_whole_package_is_walked() -> None:
     put_together = [name for name, text in sources() for call in calls_in(text) if not written_out(call)]
     assert [name.rpartition(".")[2] for name in put_together] == ["engine_names", "kernels", "words"]  # of given words
     told = {name.removeprefix("hbmtwin.").rpartition(".")[0] for name, _ in ALL}
-    assert told - {"dashboard.app"} == {"sim.fit", "sim.budget", "sim.explain", "dashboard"}
+    assert told - {"dashboard.app"} == {"sim.fit", "sim.budget", "sim.explain", "dashboard", "validation.bench"}
     assert len(ALL) > 350
     assert len(CHINESE) > len(ALL) + 30
 
