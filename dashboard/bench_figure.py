@@ -31,7 +31,7 @@ SHARE = Phrase("Share of the roof against a call's time", "达到屋顶线的比
 ROOF_LINE = Phrase("roof", "屋顶线")
 INTENSITY = Phrase("FLOPs a byte that must be read", "每读取一字节的 FLOP 数")
 GFLOPS = Phrase("GFLOP/s", "GFLOP/s")
-MEDIAN = Phrase("median time (us)", "中位时间 (us)")
+MEDIAN = Phrase("median time (us)", "中位时间（us）")
 PERCENT = Phrase("% of the roof", "占屋顶线的 %")
 
 

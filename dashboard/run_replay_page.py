@@ -42,7 +42,7 @@ STEP_KINDS = Phrase(
     "step (squares prefill, diamonds prefill and decode, circles decode)",
     "步（方块 prefill，菱形 prefill 加 decode，圆点 decode）",
 )
-TIME = Phrase("time (ms)", "时间 (ms)")
+TIME = Phrase("time (ms)", "时间（ms）")
 KINDS = {
     "prefill": Phrase("prefill", "prefill"),
     "mixed": Phrase("mixed", "prefill 加 decode"),

@@ -23,7 +23,7 @@ COUNTS = (
     ("preemptions", Phrase("preemptions<br>so far", "累计抢占")),
 )
 """Columns of a timeline, and what their panels are called."""
-QUEUE = Phrase("queue (s)", "排队时间 (s)")
+QUEUE = Phrase("queue (s)", "排队时间（s）")
 OF_REQUESTS = Phrase("%{{y:.3f}} s, %{{customdata}} requests", "%{{y:.3f}} s，%{{customdata}} 条请求")
 
 

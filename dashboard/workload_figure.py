@@ -27,7 +27,7 @@ BUSIEST = Phrase(
     "<b>The busiest {minutes} minutes</b>, requests in each second", "<b>最忙的 {minutes} 分钟</b>，每秒请求数"
 )
 REQUESTS = Phrase("requests", "请求数")
-SINCE_FIRST = Phrase("time since the first arrival (s); dashed: the mean", "距首个请求到达的时间 (s)；虚线为均值")
+SINCE_FIRST = Phrase("time since the first arrival (s); dashed: the mean", "距首个请求到达的时间（s）；虚线为均值")
 REQUESTS_AT = Phrase(
     "%{{y:,}} requests at %{{x:,.0f}} s<extra></extra>", "%{{x:,.0f}} s：%{{y:,}} 条请求<extra></extra>"
 )
@@ -43,8 +43,8 @@ LENGTHS = Phrase(
     "<b>{name}</b>: mean {mean:,.0f}, median {median:,.0f}, p99 {p99:,.0f} tokens",
     "<b>{name}</b>：均值 {mean:,.0f}，中位数 {median:,.0f}，p99 {p99:,.0f} 个 token",
 )
-SHARE_OF_REQUESTS = Phrase("requests (%)", "请求占比 (%)")
-UP_TO = Phrase("up to this length (%)", "累计占比 (%)")
+SHARE_OF_REQUESTS = Phrase("requests (%)", "请求占比（%）")
+UP_TO = Phrase("up to this length (%)", "累计占比（%）")
 TOKENS = Phrase("tokens", "token 数")
 IN_RANGE = Phrase(
     "%{{customdata[0]:,}} to %{{customdata[1]:,}} tokens: %{{y:.2f}} %<extra></extra>",
@@ -60,7 +60,7 @@ LAST_TO_FIRST = Phrase("touched last to first", "从后往前访问")
 FIRST_TO_LAST = Phrase("touched first to last", "从前往后访问")
 ENDLESS = Phrase("endless cache: {share:.1f} %", "容量无限：{share:.1f} %")
 CAPACITY = Phrase("capacity (blocks of {size} tokens)", "容量（块，每块 {size} 个 token）")
-BLOCKS_HIT = Phrase("blocks of prompts that hit (%)", "提示词块命中率 (%)")
+BLOCKS_HIT = Phrase("blocks of prompts that hit (%)", "提示词块命中率（%）")
 
 
 def arrivals_at_two_scales(d: Description, lang: Lang = "en") -> go.Figure:

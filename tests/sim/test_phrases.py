@@ -49,6 +49,12 @@ WORDS = {
 }
 """The word for a thing, and others for it that must not be used: as the Chinese pages of vllm-ascend write it."""
 
+NAMES = {
+    *("vLLM", "SGLang", "TensorRT-LLM", "MindIE", "HBM", "KV", "TTFT", "TPOT", "CV", "IDC", "GFLOP/s"),
+    *("workspace", "prefill", "decode", "GiB", "MiB", "s", "ms", "p50", "p99", "x", "y", "/", "-"),
+}
+"""What is called so in Chinese too; names of settings have an underline."""
+
 
 def sources() -> Iterator[tuple[str, str]]:
     """Modules of ``hbmtwin.sim`` with their text, and the others that speak; none of these is imported."""
@@ -114,6 +120,15 @@ def test_both_languages_of_every_phrase_have_the_same_places() -> None:
 def test_both_languages_of_every_phrase_say_something() -> None:
     assert [(name, p) for name, p in ALL if not p.en.strip() or not p.zh.strip()] == []
     assert [(name, p.en) for name, p in ALL if not p.en.isascii()] == []
+
+
+def test_what_has_no_chinese_is_made_of_names() -> None:
+    alike = [
+        (name, p, set(re.findall(r"[\w/-]+", re.sub(r"%?\{.*?\}+", "", p.zh))))
+        for name, p in ALL
+        if not HAN.search(p.zh)
+    ]
+    assert [(name, p) for name, p, words in alike if not all(word in NAMES or "_" in word for word in words)] == []
 
 
 def test_one_thing_has_one_word_in_chinese() -> None:
