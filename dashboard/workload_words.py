@@ -135,7 +135,7 @@ def headline(d: Description, lang: Lang = "en") -> str:
 
 def facts(d: Description, lang: Lang = "en") -> list[tuple[str, str]]:
     """What is one number or two, a line each: what it is, and how much."""
-    found = [
+    found: list[tuple[Said, Said | str]] = [
         *_arrival_facts(d.arrivals),
         (Said.of(BOTH), _correlation(d)),
         *((Said.of(STAND_OUT, name=Said.of(name)), _mass(side, lang)) for name, side in _sides(d) if side.mass_points),
