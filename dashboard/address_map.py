@@ -37,8 +37,8 @@ _COLOURS = {
 }
 DEVICE_MEMORY = Phrase("device memory", "设备显存")
 BLOCK_POOL = Phrase("KV block pool: {count} blocks, by id", "KV 块池：{count} 块，按块号排列")
-ADDRESS = Phrase("address within its row (MiB)", "行内地址 (MiB)")
-FIRST_ADDRESS = Phrase("row's first address (GiB)", "行首地址 (GiB)")
+ADDRESS = Phrase("address within its row (MiB)", "行内地址（MiB）")
+FIRST_ADDRESS = Phrase("row's first address (GiB)", "行首地址（GiB）")
 LARGEST_HOLE = Phrase(
     "largest of {count} holes: {largest}; all: {all}", "{count} 个空洞中最大的：{largest}；合计：{all}"
 )

@@ -13,6 +13,8 @@ from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.collectives_figure import collectives_figure
 from hbmtwin.dashboard.figures import inline, style
+from hbmtwin.dashboard.palette import ROOF
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.validation.bench.peaks import bytes_and_flops_per_s, peaks_of
 from hbmtwin.validation.bench.records import COLLECTIVES, Bench, Op
 
@@ -28,8 +30,23 @@ COLOURS: dict[Op, str] = {
 }
 """Okabe and Ito's, which stay apart for the common kinds of colour blindness."""
 
+REACHED = Phrase("FLOPs against FLOPs a byte (peaks: {whose})", "FLOP/s 与计算强度（峰值：{whose}）")
+SHARE = Phrase("Share of the roof against a call's time", "达到屋顶线的比例与单次调用时间")
+ROOF_LINE = Phrase("roof", "屋顶线")
+INTENSITY = Phrase("FLOPs a byte that must be read", "每读取一字节的 FLOP 数")
+GFLOPS = Phrase("GFLOP/s", "GFLOP/s")
+MEDIAN = Phrase("median time (us)", "中位时间（us）")
+PERCENT = Phrase("% of the roof", "占屋顶线的 %")
+NO_PEAK = Phrase(
+    "FLOPs against FLOPs a byte; no peak is known, as neither copies nor matrix products were timed",
+    "FLOP/s 与计算强度；没有测复制和矩阵乘，峰值未知",
+)
+ONLY_COPIES = Phrase(
+    "No kernel was timed but copies: there is nothing to hold to a roof", "只测了复制：没有可与屋顶线比较的算子"
+)
 
-def bench_figure(bench: Bench) -> go.Figure:
+
+def bench_figure(bench: Bench, lang: Lang = "en") -> go.Figure:
     """Left FLOPs a second against FLOPs a byte, under the roof of the two peaks; right the share of that roof against
     the median time, so that what is too small to reach it is seen. A peak that is not known bounds nothing. O(points).
     """
@@ -37,11 +54,11 @@ def bench_figure(bench: Bench) -> go.Figure:
     if not points:
         blank = go.Figure().update_xaxes(visible=False).update_yaxes(visible=False)
         style(blank, 200)
-        return blank.update_layout(title="No kernel was timed but copies: there is nothing to hold to a roof")
+        return blank.update_layout(title=Said.of(ONLY_COPIES).text(lang))
     peak_bytes, peak_flops, whose = peaks_of(bench)
-    titles = [f"FLOPs against FLOPs a byte (peaks: {whose})", "Share of the roof against a call's time"]
+    titles = [said.text(lang) for said in (Said.of(REACHED, whose=whose), Said.of(SHARE))]
     if not (peak_bytes or peak_flops):
-        titles = ["FLOPs against FLOPs a byte; no peak is known, as neither copies nor matrix products were timed"]
+        titles = [Said.of(NO_PEAK).text(lang)]
     figure = make_subplots(rows=1, cols=len(titles), subplot_titles=titles, horizontal_spacing=0.1)
     work = [bench.work(p) for p in points]
     intensity = np.array([w.flops / w.read_bytes for w in work])
@@ -65,14 +82,14 @@ def bench_figure(bench: Bench) -> go.Figure:
         )
     line = np.geomspace(intensity.min() / 2, intensity.max() * 2, 60)
     top = _roof(line, peak_bytes, peak_flops)
-    look = {"mode": "lines", "line": {"color": "#333333", "width": 1.5}, "name": "roof"}
+    look = {"mode": "lines", "line": {"color": ROOF, "width": 1.5}, "name": Said.of(ROOF_LINE).text(lang)}
     if top is not None:
         figure.add_scatter(x=line, y=top / 1e9, hoverinfo="skip", **look, row=1, col=1)
-        figure.update_xaxes(type="log", dtick=1, title_text="median time (us)", row=1, col=2)
-        figure.update_yaxes(title_text="% of the roof", rangemode="tozero", row=1, col=2)
+        figure.update_xaxes(type="log", dtick=1, title_text=Said.of(MEDIAN).text(lang), row=1, col=2)
+        figure.update_yaxes(title_text=Said.of(PERCENT).text(lang), rangemode="tozero", row=1, col=2)
     style(figure, 560)
-    figure.update_xaxes(type="log", dtick=1, title_text="FLOPs a byte that must be read", row=1, col=1)
-    figure.update_yaxes(type="log", dtick=1, title_text="GFLOP/s", row=1, col=1)
+    figure.update_xaxes(type="log", dtick=1, title_text=Said.of(INTENSITY).text(lang), row=1, col=1)
+    figure.update_yaxes(type="log", dtick=1, title_text=Said.of(GFLOPS).text(lang), row=1, col=1)
     figure.update_layout(legend={"orientation": "h", "y": -0.16})
     return figure
 

@@ -26,8 +26,8 @@ MAX_MARKS = 500
 TITLE_PX = 46
 """Height of a panel's title of two lines."""
 
-SIMULATED_TIME = Phrase("simulated time (s)", "仿真时间 (s)")
-HBM = Phrase("HBM (GiB)", "HBM (GiB)")
+SIMULATED_TIME = Phrase("simulated time (s)", "仿真时间（s）")
+HBM = Phrase("HBM (GiB)", "HBM（GiB）")
 PREEMPTION = Phrase("Preemption", "抢占")
 PREEMPTED_AT = Phrase("preemption at %{{x:.1f}} s<extra></extra>", "%{{x:.1f}} s 时抢占<extra></extra>")
 OUT_OF_MEMORY = Phrase("out of<br>memory", "显存不足<br>（OOM）")
@@ -36,14 +36,14 @@ WHOLE_RUN = Phrase("whole run ({end_s:,.0f} s)", "全程（{end_s:,.0f} s）")
 MEAN = Phrase("{name} (mean {mean})", "{name}（均值 {mean}）")
 UTILISATION = Phrase("KV utilisation (% of held bytes)", "KV 利用率（占已持有字节的 %）")
 USAGE = Phrase("KV usage (% of its budget)", "KV 使用率（占 KV 预算的 %）")
-HIT_RATE = Phrase("KV hit rate so far (%)", "KV 累计命中率 (%)")
+HIT_RATE = Phrase("KV hit rate so far (%)", "KV 累计命中率（%）")
 ALERT_ABOVE = Phrase("alert above {limit}", "高于 {limit} 告警")
 ALERT_BELOW = Phrase("alert below {limit}", "低于 {limit} 告警")
 OF_REQUESTS = Phrase("%{{y:.2f}} ms, %{{customdata}} requests", "%{{y:.2f}} ms，%{{customdata}} 条请求")
 NONE_COMPLETED = Phrase("no request completed with two tokens or more", "没有输出两个以上 token 并完成的请求")
 TURN = Phrase("turn of the conversation", "对话轮次")
 CONTEXT = Phrase("context (tokens); every request here is a first turn", "序列长度（token）；这里的请求都是首轮")
-TPOT = Phrase("time per output token (ms)", "单个输出 token 时延 TPOT (ms)")
+TPOT = Phrase("time per output token (ms)", "单个输出 token 时延 TPOT（ms）")
 
 
 def style(figure: go.Figure, height: int) -> go.Figure:

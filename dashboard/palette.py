@@ -57,6 +57,7 @@ NOTE_PAPER = "rgba(255,255,255,0.85)"
 """Under words that stand on a picture."""
 ALARM = "#B00020"
 INK = "#222222"
+ROOF = "#333333"
 AXIS = "#888888"
 GRID = "#E3E3E3"
 
@@ -70,3 +71,26 @@ def policy_colours(names: Iterable[str]) -> dict[str, str]:
     taken = [_POLICIES[_KNOWN.index(name)] for name in names if name in _KNOWN]
     free = cycle([colour for colour in (*_POLICIES[len(_KNOWN) :], *_POLICIES) if colour not in taken])
     return {name: _POLICIES[_KNOWN.index(name)] if name in _KNOWN else next(free) for name in names}
+
+
+NIGHT: dict[str, str] = {
+    PAPER: "#0E1117",
+    NOTE_PAPER: "rgba(14,17,23,0.85)",
+    INK: "#E6E6E6",
+    ROOF: "#CFCFCF",
+    AXIS: "#8A8F99",
+    GRID: "#3A3F4B",
+    ALARM: "#FF6B6B",
+    MEMORY["driver_free"].colour: "#2C323C",
+    MEMORY["kv_pool_free"].colour: "#20384C",
+    MEMORY["kv_state"].colour: "#2C94A3",
+    POOL_TENSOR.colour: "#3F6785",
+    ARRIVALS: "#93A1BD",
+    PROMPTS: "#6BA7D6",
+    "#332288": "#9B8CFF",
+    "#882255": "#D1588E",
+    "#AA4499": "#C86AB8",
+    "#661100": "#C8553D",
+    "#117733": "#3FAE64",
+}
+"""On a dark page: what a colour becomes that is meant for a white one. The others are the same on both."""

@@ -16,6 +16,7 @@ from plotly.subplots import make_subplots
 from hbmtwin import __version__
 from hbmtwin.dashboard.figures import GIB, inline, style
 from hbmtwin.dashboard.palette import ALARM
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.validation.run_replay.errors import ErrorRow
 from hbmtwin.validation.run_replay.kernels import KernelReplay
 from hbmtwin.validation.run_replay.memory import MemoryReplay
@@ -25,10 +26,27 @@ MOST_POINTS = 2000
 """Steps drawn of a longer run: every n-th, and those that differ."""
 PREDICTED, MEASURED = "#0072B2", "#E69F00"
 LABELS = {
-    "reserved": "Reserved",
-    "allocated": "Allocated",
-    "requested": "Requested",
-    "driver_free": "Free at the driver",
+    "reserved": Phrase("Reserved", "预留"),
+    "allocated": Phrase("Allocated", "已分配"),
+    "requested": Phrase("Requested", "已申请"),
+    "driver_free": Phrase("Free at the driver", "驱动层空闲"),
+}
+FOUND = {"measured": Phrase("measured", "实测"), "predicted": Phrase("predicted", "预测")}
+IN_GIB = Phrase("{label} %{{y:.6f}} GiB", "{label} %{{y:.6f}} GiB")
+DIFFER = Phrase("they differ", "不一致")
+STEP = Phrase("step", "步")
+WHOLE_STEP = Phrase("whole step, predicted ({on})", "整步，预测（{on}）")
+ATTENTION_PREDICTED = Phrase("attention, predicted ({on})", "attention，预测（{on}）")
+ATTENTION_MEASURED = Phrase("attention, measured ({on})", "attention，实测（{on}）")
+STEP_KINDS = Phrase(
+    "step (squares prefill, diamonds prefill and decode, circles decode)",
+    "步（方块 prefill，菱形 prefill 加 decode，圆点 decode）",
+)
+TIME = Phrase("time (ms)", "时间（ms）")
+KINDS = {
+    "prefill": Phrase("prefill", "prefill"),
+    "mixed": Phrase("mixed", "prefill 加 decode"),
+    "decode": Phrase("decode", "decode"),
 }
 SYMBOLS = {"prefill": "square", "mixed": "diamond", "decode": "circle"}
 
@@ -85,29 +103,34 @@ def _memory(report: RunReplay, m: MemoryReplay) -> str:
     return "\n".join(parts)
 
 
-def memory_by_step(m: MemoryReplay) -> go.Figure:
+def memory_by_step(m: MemoryReplay, lang: Lang = "en") -> go.Figure:
     """Predicted and measured bytes after each step, a panel a number; steps that differ are marked, and a dotted line
     is the step in which memory ran out first."""
     figure = make_subplots(
-        rows=2, cols=2, shared_xaxes=True, subplot_titles=[LABELS[name] for name in m.measured], vertical_spacing=0.12
+        rows=2,
+        cols=2,
+        shared_xaxes=True,
+        subplot_titles=[Said.of(LABELS[name]).text(lang) for name in m.measured],
+        vertical_spacing=0.12,
     )
     for position, name in enumerate(m.measured):
         place = {"row": position // 2 + 1, "col": position % 2 + 1}
         steps, predicted, measured = _drawn(m, name)
-        for label, values, line in (
+        for found, values, line in (
             ("measured", measured, {"width": 6, "color": MEASURED}),
             ("predicted", predicted, {"width": 1.5, "color": PREDICTED}),
         ):
+            label = Said.of(FOUND[found])
             figure.add_scatter(
                 x=steps[: len(values)],
                 y=values / GIB,
-                name=label,
-                legendgroup=label,
+                name=label.text(lang),
+                legendgroup=found,
                 showlegend=position == 0,
                 mode="lines+markers" if len(values) < 60 else "lines",
-                marker={"size": 9 if label == "measured" else 4},
+                marker={"size": 9 if found == "measured" else 4},
                 line=line,
-                hovertemplate=f"{label} %{{y:.6f}} GiB",
+                hovertemplate=Said.of(IN_GIB, label=label).text(lang),
                 **place,
             )
         n = min(len(predicted), len(measured))
@@ -115,7 +138,7 @@ def memory_by_step(m: MemoryReplay) -> go.Figure:
         figure.add_scatter(
             x=steps[apart],
             y=measured[apart] / GIB,
-            name="they differ",
+            name=Said.of(DIFFER).text(lang),
             legendgroup="differ",
             showlegend=position == 0 and bool(len(apart)),
             mode="markers",
@@ -124,7 +147,8 @@ def memory_by_step(m: MemoryReplay) -> go.Figure:
             **place,
         )
         figure.update_yaxes(title_text="GiB" if place["col"] == 1 else None, rangemode="nonnegative", **place)
-        figure.update_xaxes(title_text="step" if place["row"] == 2 else None, showticklabels=True, **place)
+        step = Said.of(STEP).text(lang) if place["row"] == 2 else None
+        figure.update_xaxes(title_text=step, showticklabels=True, **place)
         if m.oom.step >= 0:
             figure.add_vline(x=m.oom.step, line={"color": ALARM, "width": 2, "dash": "dot"}, **place)
     style(figure, 620)
@@ -161,33 +185,33 @@ def _kernels(k: KernelReplay) -> str:
     return "\n".join(parts)
 
 
-def attention_by_step(k: KernelReplay) -> go.Figure:
+def attention_by_step(k: KernelReplay, lang: Lang = "en") -> go.Figure:
     """Time of a step's attention, predicted and measured, and of the whole step as predicted; both in ms, on a log axis
     where devices differ."""
     figure = go.Figure()
     symbols = [SYMBOLS[kind] for kind in k.kinds]
     series = [
-        ("whole step, predicted", k.predicted_step_ns, "#999999"),
-        ("attention, predicted", k.predicted_attention_ns, PREDICTED),
-        ("attention, measured", k.measured_ns, MEASURED),
+        (WHOLE_STEP, k.predicted_for, k.predicted_step_ns, "#999999"),
+        (ATTENTION_PREDICTED, k.predicted_for, k.predicted_attention_ns, PREDICTED),
+        (ATTENTION_MEASURED, k.measured_on, k.measured_ns, MEASURED),
     ]
-    for label, values, colour in series:
+    kinds = [Said.of(KINDS[kind]).text(lang) for kind in k.kinds]
+    for label, on, values, colour in series:
         if values is None:
             continue
-        on = k.measured_on if "measured" in label else k.predicted_for
         figure.add_scatter(
             x=k.steps,
             y=values / 1e6,
-            customdata=k.kinds,
-            name=f"{label} ({on.partition(',')[0]})",
+            customdata=kinds,
+            name=Said.of(label, on=on.partition(",")[0]).text(lang),
             mode="lines+markers",
             marker={"size": 8, "symbol": symbols, "color": colour},
             line={"width": 1.5, "color": colour},
             hovertemplate="%{y:.3f} ms, %{customdata}",
         )
     style(figure, 440)
-    figure.update_xaxes(title_text="step (squares prefill, diamonds prefill and decode, circles decode)")
-    figure.update_yaxes(title_text="time (ms)", type="linear" if k.same_device else "log")
+    figure.update_xaxes(title_text=Said.of(STEP_KINDS).text(lang))
+    figure.update_yaxes(title_text=Said.of(TIME).text(lang), type="linear" if k.same_device else "log")
     figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure
 
@@ -213,7 +237,7 @@ def _errors(rows: Sequence[ErrorRow], unit: str) -> str:
         worst = ["–"] * 3
         if row.worst_step >= 0:
             worst = [f"{row.worst_step:,}", f"{row.worst_predicted:,}", f"{row.worst_measured:,}"]
-        name = LABELS.get(row.quantity, row.quantity)
+        name = LABELS[row.quantity].en if row.quantity in LABELS else row.quantity
         cells.append((name, f"{row.steps:,}", f"{row.differing:,}", *percents, *worst))
     return _table(header, cells)
 

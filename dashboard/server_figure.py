@@ -20,10 +20,10 @@ SLICES = 60
 COUNTS = (
     ("running", Phrase("running", "运行中")),
     ("waiting", Phrase("waiting", "排队中")),
-    ("preemptions", Phrase("preemptions<br>so far", "累计<br>抢占")),
+    ("preemptions", Phrase("preemptions<br>so far", "累计抢占")),
 )
 """Columns of a timeline, and what their panels are called."""
-QUEUE = Phrase("queue (s)", "排队时间 (s)")
+QUEUE = Phrase("queue (s)", "排队时间（s）")
 OF_REQUESTS = Phrase("%{{y:.3f}} s, %{{customdata}} requests", "%{{y:.3f}} s，%{{customdata}} 条请求")
 
 

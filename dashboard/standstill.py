@@ -36,14 +36,14 @@ THRASHED = Phrase(
     "thrashing {minutes}, first from {first_s:,} s: at least half of what was computed had been computed before "
     "({share} in the minute from {worst_s:,} s); fewer scheduler.max_num_seqs, memory.admission = 'reserve' or more "
     "memory for KV would spare it",
-    "{minutes}抢占抖动，首次从 {first_s:,} s 起：计算量中至少一半是重计算（从 {worst_s:,} s 起的一分钟内为 {share}）；"
+    "抢占抖动{minutes}，首次从 {first_s:,} s 起：计算量中至少一半是重计算（从 {worst_s:,} s 起的一分钟内为 {share}）；"
     "减小 scheduler.max_num_seqs、用 memory.admission = 'reserve' 或给 KV 更多显存即可避免",
 )
-MINUTES = Phrase("in {count:,} minutes", "{count:,} 分钟内")
-MINUTE = Phrase("in one minute", "1 分钟内")
+MINUTES = Phrase("in {count:,} minutes", "共 {count:,} 分钟")
+MINUTE = Phrase("in one minute", "共 1 分钟")
 UNFINISHED = Phrase("{count:,} unfinished: {why}", "{count:,} 条未完成：{why}")
 WHY_UNFINISHED = (
-    Phrase("the run ended before they were sent", "发出之前运行已结束"),
+    Phrase("the run ended before they were sent", "运行结束时尚未发出"),
     Phrase("an earlier turn of their session was rejected", "会话中更早的一轮被拒绝"),
     Phrase("what they were to follow was in the server when the run ended", "运行结束时其前一轮还在服务中"),
     Phrase(

@@ -80,13 +80,13 @@ COLUMNS = (
     Phrase("policy", "策略"),
     Phrase("verdict", "结果"),
     Phrase("completed", "已完成"),
-    Phrase("KV util.\n(%)", "KV 利用率\n(%)"),
-    Phrase("internal\n(%)", "内部碎片\n(%)"),
-    Phrase("external\n(%)", "显存碎片\n(%)"),
-    Phrase("reserved\npeak (GiB)", "预留峰值\n(GiB)"),
-    Phrase("TTFT p50 / p99\n(s)", "TTFT p50 / p99\n(s)"),
-    Phrase("TPOT p50\n(ms)", "TPOT p50\n(ms)"),
-    Phrase("makespan\n(s)", "总时长\n(s)"),
+    Phrase("KV util.\n(%)", "KV 利用率\n（%）"),
+    Phrase("internal\n(%)", "内部碎片\n（%）"),
+    Phrase("external\n(%)", "显存碎片\n（%）"),
+    Phrase("reserved\npeak (GiB)", "预留峰值\n（GiB）"),
+    Phrase("TTFT p50 / p99\n(s)", "TTFT p50 / p99\n（s）"),
+    Phrase("TPOT p50\n(ms)", "TPOT p50\n（ms）"),
+    Phrase("makespan\n(s)", "总时长\n（s）"),
 )
 
 
@@ -125,7 +125,7 @@ ONE_STOOD_STILL = Phrase("{name} {how}", "{name} 在 {how}")
 
 OOM = Phrase(
     "Out of memory at {time_s:.3f} s, cause {cause}: {who} {asked}. {found}. {because}",
-    "{time_s:.3f} s 时显存不足（OOM），原因：{cause}。{who}{asked}。{found}。{because}",
+    "{time_s:.3f} s 时 OOM，原因：{cause}。{who}{asked}。{found}。{because}",
 )
 REQUEST = Phrase("request {id}", "请求 {id} ")
 SERVER = Phrase("the server", "服务")
@@ -147,7 +147,7 @@ USER_WAITS = Phrase("a user waits for each answer", "用户收到回答后才发
 TURN_WAITS = Phrase("a turn waits for the answer before it", "每一轮要等上一轮的回答")
 SAME_TRAFFIC = Phrase("Every policy gets the same requests at the same times.", "各策略在相同时刻收到相同的请求。")
 
-OF_REASON = Phrase("{count:,} {reason}", "{reason} {count:,} 条")
+OF_REASON = Phrase("{count:,} {reason}", "{reason}：{count:,} 条")
 GOODPUT = Phrase("{rate} requests/s, {met:,} met the SLO ({share})", "{rate} 条请求/s，{met:,} 条满足 SLO（{share}）")
 GOODPUT_BY_SLO = Phrase("{goodput}: {shares}", "{goodput}：{shares}")
 MISSED = Phrase("{goodput}; missed", "{goodput}；未达标")

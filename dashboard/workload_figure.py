@@ -9,6 +9,7 @@ from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import style
 from hbmtwin.dashboard.palette import ALARM, ARRIVALS, INK, OUTPUTS, PROMPTS
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.workloads.statistics.arrivals import CV_WINDOW_S, Bars
 from hbmtwin.workloads.statistics.describe import Description
 from hbmtwin.workloads.statistics.lengths import QUANTILES, LengthStatistics
@@ -21,8 +22,48 @@ MASS_POINTS = 6
 _LOG_FROM = 20
 _CDF_POINTS = 400
 
+WHOLE_TRACE = Phrase("<b>The whole trace</b>, requests in each {width}", "<b>整个 trace</b>，每 {width} 的请求数")
+BUSIEST = Phrase(
+    "<b>The busiest {minutes} minutes</b>, requests in each second", "<b>最忙的 {minutes} 分钟</b>，每秒请求数"
+)
+REQUESTS = Phrase("requests", "请求数")
+SINCE_FIRST = Phrase("time since the first arrival (s); dashed: the mean", "距首个请求到达的时间（s）；虚线为均值")
+REQUESTS_AT = Phrase(
+    "%{{y:,}} requests at %{{x:,.0f}} s<extra></extra>", "%{{x:,.0f}} s：%{{y:,}} 条请求<extra></extra>"
+)
+UNITS = (
+    (86400, Phrase("day", "天"), Phrase("{count} days", "{count} 天")),
+    (3600, Phrase("hour", "小时"), Phrase("{count} hours", "{count} 小时")),
+    (60, Phrase("minute", "分钟"), Phrase("{count} minutes", "{count} 分钟")),
+)
+SECOND = Phrase("second", "秒")
+SECONDS = Phrase("{count} s", "{count} s")
+SIDES = (Phrase("Prompts", "提示词"), Phrase("Outputs", "输出"))
+LENGTHS = Phrase(
+    "<b>{name}</b>: mean {mean:,.0f}, median {median:,.0f}, p99 {p99:,.0f} tokens",
+    "<b>{name}</b>：均值 {mean:,.0f}，中位数 {median:,.0f}，p99 {p99:,.0f} 个 token",
+)
+SHARE_OF_REQUESTS = Phrase("requests (%)", "请求占比（%）")
+UP_TO = Phrase("up to this length (%)", "累计占比（%）")
+TOKENS = Phrase("tokens", "token 数")
+IN_RANGE = Phrase(
+    "%{{customdata[0]:,}} to %{{customdata[1]:,}} tokens: %{{y:.2f}} %<extra></extra>",
+    "%{{customdata[0]:,}} 至 %{{customdata[1]:,}} 个 token：%{{y:.2f}} %<extra></extra>",
+)
+AT_MOST = Phrase(
+    "%{{y:.1f}} % have at most %{{x:,}} tokens<extra></extra>", "%{{y:.1f}} % 不超过 %{{x:,}} 个 token<extra></extra>"
+)
+ALONE = Phrase(
+    "%{{x:,}} tokens alone: %{{y:.2f}} %<extra></extra>", "恰为 %{{x:,}} 个 token：%{{y:.2f}} %<extra></extra>"
+)
+LAST_TO_FIRST = Phrase("touched last to first", "从后往前访问")
+FIRST_TO_LAST = Phrase("touched first to last", "从前往后访问")
+ENDLESS = Phrase("endless cache: {share:.1f} %", "容量无限：{share:.1f} %")
+CAPACITY = Phrase("capacity (blocks of {size} tokens)", "容量（块，每块 {size} 个 token）")
+BLOCKS_HIT = Phrase("blocks of prompts that hit (%)", "提示词块命中率（%）")
 
-def arrivals_at_two_scales(d: Description) -> go.Figure:
+
+def arrivals_at_two_scales(d: Description, lang: Lang = "en") -> go.Figure:
     """Requests over the whole trace, and by the second in its busiest 5 minutes, with the mean as a line."""
     a = d.arrivals
     coarse, fine = a.coarse, a.fine
@@ -31,13 +72,13 @@ def arrivals_at_two_scales(d: Description) -> go.Figure:
         cols=1,
         vertical_spacing=0.2,
         subplot_titles=[
-            f"<b>The whole trace</b>, requests in each {_width(coarse.width_s)}",
-            f"<b>The busiest {CV_WINDOW_S // 60} minutes</b>, requests in each second",
+            Said.of(WHOLE_TRACE, width=_width(coarse.width_s)).text(lang),
+            Said.of(BUSIEST, minutes=CV_WINDOW_S // 60).text(lang),
         ],
     )
     figure.update_annotations(x=0, xanchor="left", font_size=13)
     for row, bars in enumerate((coarse, fine), start=1):
-        _bars(figure, bars, row)
+        _bars(figure, bars, row, lang)
         if a.request_rate is not None:
             figure.add_hline(
                 y=a.request_rate * bars.width_s, line={"color": INK, "width": 1, "dash": "dash"}, row=row, col=1
@@ -54,44 +95,44 @@ def arrivals_at_two_scales(d: Description) -> go.Figure:
             col=1,
         )
     style(figure, 520)
-    figure.update_yaxes(title_text="requests", rangemode="tozero")
-    figure.update_xaxes(title_text="time since the first arrival (s); dashed: the mean", row=2, col=1)
+    figure.update_yaxes(title_text=Said.of(REQUESTS).text(lang), rangemode="tozero")
+    figure.update_xaxes(title_text=Said.of(SINCE_FIRST).text(lang), row=2, col=1)
     figure.update_layout(showlegend=False, bargap=0, margin={"t": 40})
     return figure
 
 
-def _bars(figure: go.Figure, bars: Bars, row: int) -> None:
+def _bars(figure: go.Figure, bars: Bars, row: int, lang: Lang) -> None:
     starts = bars.start_s + bars.width_s * np.arange(len(bars.counts))
     figure.add_bar(
         x=starts + bars.width_s / 2,
         y=np.array(bars.counts),
         width=bars.width_s,
         marker={"color": ARRIVALS, "line": {"width": 0}},
-        hovertemplate="%{y:,} requests at %{x:,.0f} s<extra></extra>",
+        hovertemplate=Said.of(REQUESTS_AT).text(lang),
         row=row,
         col=1,
     )
 
 
-def _width(width_s: int) -> str:
-    for unit, one, several in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
+def _width(width_s: int) -> Said:
+    for unit, one, several in UNITS:
         if width_s % unit == 0:
-            return one if width_s == unit else f"{width_s // unit} {several}"
-    return "second" if width_s == 1 else f"{width_s} s"
+            return Said.of(one) if width_s == unit else Said.of(several, count=width_s // unit)
+    return Said.of(SECOND) if width_s == 1 else Said.of(SECONDS, count=width_s)
 
 
-def length_distributions(d: Description) -> go.Figure:
+def length_distributions(d: Description, lang: Lang = "en") -> go.Figure:
     """Prompts and outputs: the share of the requests in each range of lengths, the share up to each, and the lengths
     that stand out by themselves."""
-    sides = (("Prompts", d.prompt_tokens, PROMPTS), ("Outputs", d.output_tokens, OUTPUTS))
+    prompts, outputs = (Said.of(side).text(lang) for side in SIDES)
+    sides = ((prompts, d.prompt_tokens, PROMPTS), (outputs, d.output_tokens, OUTPUTS))
     figure = make_subplots(
         rows=2,
         cols=1,
         vertical_spacing=0.17,
         specs=[[{"secondary_y": True}], [{"secondary_y": True}]],
         subplot_titles=[
-            f"<b>{name}</b>: mean {side.mean:,.0f}, median {quantile(side, 0.5):,.0f}, "
-            f"p99 {quantile(side, 0.99):,.0f} tokens"
+            Said.of(LENGTHS, name=name, mean=side.mean, median=quantile(side, 0.5), p99=quantile(side, 0.99)).text(lang)
             for name, side, _ in sides
         ],
     )
@@ -99,14 +140,15 @@ def length_distributions(d: Description) -> go.Figure:
     style(figure, 640)
     for row, (name, side, colour) in enumerate(sides, start=1):
         log = side.most > _LOG_FROM * max(1.0, quantile(side, 0.01))
-        _histogram(figure, name, side, colour, row, log=log)
-        _cumulated(figure, side, row)
-        _mass_points(figure, side, row)
+        _histogram(figure, name, side, colour, row, lang, log=log)
+        _cumulated(figure, side, row, lang)
+        _mass_points(figure, side, row, lang)
         if log:
             figure.update_xaxes(type="log", dtick=1, row=row, col=1)
-        figure.update_yaxes(title_text="requests (%)", rangemode="tozero", row=row, col=1, secondary_y=False)
+        share = Said.of(SHARE_OF_REQUESTS).text(lang)
+        figure.update_yaxes(title_text=share, rangemode="tozero", row=row, col=1, secondary_y=False)
         figure.update_yaxes(
-            title_text="up to this length (%)",
+            title_text=Said.of(UP_TO).text(lang),
             range=[0, 105],
             tickmode="array",
             tickvals=[0, 25, 50, 75, 100],
@@ -115,7 +157,7 @@ def length_distributions(d: Description) -> go.Figure:
             col=1,
             secondary_y=True,
         )
-    figure.update_xaxes(title_text="tokens", row=2, col=1)
+    figure.update_xaxes(title_text=Said.of(TOKENS).text(lang), row=2, col=1)
     figure.update_layout(showlegend=False, bargap=0, margin={"t": 40, "r": 70})
     return figure
 
@@ -137,7 +179,9 @@ def bin_edges(side: LengthStatistics, *, log: bool) -> npt.NDArray[np.int64]:
     return np.unique(edges)
 
 
-def _histogram(figure: go.Figure, name: str, side: LengthStatistics, colour: str, row: int, *, log: bool) -> None:
+def _histogram(
+    figure: go.Figure, name: str, side: LengthStatistics, colour: str, row: int, lang: Lang, *, log: bool
+) -> None:
     edges = bin_edges(side, log=log)
     counts, _ = np.histogram(side.values, bins=edges, weights=side.counts)
     share = 100 * counts / sum(side.counts)
@@ -151,14 +195,14 @@ def _histogram(figure: go.Figure, name: str, side: LengthStatistics, colour: str
         mode="lines",
         line={"width": 1, "color": colour},
         fill="tozeroy",
-        hovertemplate="%{customdata[0]:,} to %{customdata[1]:,} tokens: %{y:.2f} %<extra></extra>",
+        hovertemplate=Said.of(IN_RANGE).text(lang),
         row=row,
         col=1,
         secondary_y=False,
     )
 
 
-def _cumulated(figure: go.Figure, side: LengthStatistics, row: int) -> None:
+def _cumulated(figure: go.Figure, side: LengthStatistics, row: int, lang: Lang) -> None:
     values, up_to = np.array(side.values), 100 * np.cumsum(side.counts) / sum(side.counts)
     if len(values) > _CDF_POINTS:  # as many points as a panel shows, at equal steps of the share
         at = np.searchsorted(up_to, np.linspace(up_to[0], 100, _CDF_POINTS)).clip(0, len(values) - 1)
@@ -169,14 +213,14 @@ def _cumulated(figure: go.Figure, side: LengthStatistics, row: int) -> None:
         y=up_to,
         mode="lines",
         line={"width": 1.5, "color": INK, "shape": "hv"},
-        hovertemplate="%{y:.1f} % have at most %{x:,} tokens<extra></extra>",
+        hovertemplate=Said.of(AT_MOST).text(lang),
         row=row,
         col=1,
         secondary_y=True,
     )
 
 
-def _mass_points(figure: go.Figure, side: LengthStatistics, row: int) -> None:
+def _mass_points(figure: go.Figure, side: LengthStatistics, row: int, lang: Lang) -> None:
     points = side.mass_points[:MASS_POINTS]
     if not points:
         return
@@ -188,28 +232,28 @@ def _mass_points(figure: go.Figure, side: LengthStatistics, row: int) -> None:
         textposition="top center",
         textfont={"size": 11, "color": ALARM},
         marker={"symbol": "diamond", "size": 7, "color": ALARM},
-        hovertemplate="%{x:,} tokens alone: %{y:.2f} %<extra></extra>",
+        hovertemplate=Said.of(ALONE).text(lang),
         row=row,
         col=1,
         secondary_y=False,
     )
 
 
-def reuse_by_capacity(reuse: ReuseStatistics) -> go.Figure:
+def reuse_by_capacity(reuse: ReuseStatistics, lang: Lang = "en") -> go.Figure:
     """The share of the blocks of prompts that a prefix cache hits, by its capacity; dashed what an endless one does."""
     figure = go.Figure()
     style(figure, 380)
     lines = {"mode": "lines+markers", "marker": {"size": 6, "color": PROMPTS}, "line": {"width": 2, "color": PROMPTS}}
     ring = {"size": 12, "symbol": "circle-open", "color": OUTPUTS, "line": {"width": 1.5}}
     for curve, name, look in (
-        (reuse.curve, "touched last to first", lines),
-        (reuse.first_to_last, "touched first to last", {"mode": "markers", "marker": ring}),
+        (reuse.curve, LAST_TO_FIRST, lines),
+        (reuse.first_to_last, FIRST_TO_LAST, {"mode": "markers", "marker": ring}),
     ):
         bounded = [(c, h) for c, h in zip(curve.capacities, curve.hits, strict=True) if c is not None]
         figure.add_scatter(
             x=[capacity for capacity, _ in bounded],
             y=[100 * hits / curve.references for _, hits in bounded],
-            name=name,
+            name=Said.of(name).text(lang),
             hovertemplate="%{y:.2f} %",
             **look,
         )
@@ -217,11 +261,11 @@ def reuse_by_capacity(reuse: ReuseStatistics) -> go.Figure:
     figure.add_hline(
         y=endless,
         line={"color": INK, "width": 1, "dash": "dash"},
-        annotation={"text": f"endless cache: {endless:.1f} %", "font": {"color": INK, "size": 12}},
+        annotation={"text": Said.of(ENDLESS, share=endless).text(lang), "font": {"color": INK, "size": 12}},
         annotation_position="top left",
     )
-    figure.update_xaxes(title_text=f"capacity (blocks of {reuse.block_size} tokens)", type="log", dtick=1)
-    figure.update_yaxes(title_text="blocks of prompts that hit (%)", range=[0, max(1.0, 1.15 * endless)])
+    figure.update_xaxes(title_text=Said.of(CAPACITY, size=reuse.block_size).text(lang), type="log", dtick=1)
+    figure.update_yaxes(title_text=Said.of(BLOCKS_HIT).text(lang), range=[0, max(1.0, 1.15 * endless)])
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
     figure.update_layout(hovermode="x unified", legend=legend, margin={"t": 60})
     return figure

@@ -5,9 +5,9 @@ from __future__ import annotations
 import plotly.graph_objects as go
 import streamlit as st
 
-from hbmtwin.dashboard.palette import INK
+from hbmtwin.dashboard.night import at_night
+from hbmtwin.dashboard.palette import INK, PAPER
 
-DARK_INK, DARK_GRID, DARK_AXIS = "#E6E6E6", "#3A3F4B", "#8A8F99"
 CLEAR = "rgba(0,0,0,0)"
 CONFIG = {"displaylogo": False, "responsive": True}
 
@@ -18,16 +18,12 @@ def is_dark() -> bool:
 
 
 def in_theme(figure: go.Figure, dark: bool) -> go.Figure:
-    """The figure on the page's own paper; in the dark with light letters and dim lines."""
+    """The figure itself, on the page's own paper and in the colours of the day or the night."""
+    if dark:
+        at_night(figure)
+    else:
+        figure.update_layout(hoverlabel={"bgcolor": PAPER, "font": {"color": INK}})
     figure.update_layout(paper_bgcolor=CLEAR, plot_bgcolor=CLEAR)
-    if not dark:
-        return figure
-    figure.update_layout(font_color=DARK_INK, legend_font_color=DARK_INK, title_font_color=DARK_INK)
-    figure.update_xaxes(gridcolor=DARK_GRID, linecolor=DARK_AXIS, tickcolor=DARK_AXIS)
-    figure.update_yaxes(gridcolor=DARK_GRID, linecolor=DARK_AXIS, tickcolor=DARK_AXIS)
-    figure.for_each_annotation(
-        lambda note: note.update(font_color=DARK_INK) if note.font.color in (None, INK) else None
-    )
     return figure
 
 

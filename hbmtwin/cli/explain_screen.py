@@ -21,25 +21,20 @@ from rich.text import Text
 
 from hbmtwin.cli.wrapping import wrap
 from hbmtwin.sim.explain.explanation import Explanation
-from hbmtwin.sim.explain.judge import UNSETTLED, Judgement
+from hbmtwin.sim.explain.judge import Judgement, cause_line
 from hbmtwin.sim.explain.words import (
     ANOTHER,
     BOOKS,
     CAN_WRITE,
-    CAUSE,
     CHECKED,
     GO_ON,
     HELPS,
     MORE,
-    NAMES,
-    NO_CAUSE,
     NOT_READ,
-    NOT_SETTLED,
     NOT_WRITTEN,
     SAYS,
     TRIED,
     USELESS,
-    WHEN,
     WHY,
     WRITTEN,
 )
@@ -75,15 +70,10 @@ class ExplainScreen:
         self._go_on(told, scenario)
 
     def _judgement(self, judgement: Judgement, *, first: bool, tried: Iterable[Said]) -> None:
-        when = self._text(WHEN[judgement.when]) if judgement.when else ""
         if not first:
             self._console.print()
             self._say(Said.of(ANOTHER, line=judgement.line, said=judgement.said), "bold red")
-        if judgement.cause is not None:
-            cause = Said.of(CAUSE, cause=judgement.cause.value, name=Said.of(NAMES[judgement.cause]), when=when)
-        else:
-            cause = Said.of(NOT_SETTLED if judgement.said.phrase is UNSETTLED else NO_CAUSE, when=when)
-        self._list(WHY, (cause, *judgement.arithmetic), "  ")
+        self._list(WHY, (cause_line(judgement), *judgement.arithmetic), "  ")
         if first and judgement.facts.fixed_pool and judgement.cause is not None:
             self._say(WHAT_IS_KV, "dim", "  ")
         if first and tried and judgement.when == "start_up":

@@ -101,9 +101,9 @@ def compare(
     from hbmtwin.api import compare as simulate
     from hbmtwin.cli.progress import progress_of_runs
     from hbmtwin.cli.tables import print_comparison
-    from hbmtwin.sim.variants import parse_variants
     from hbmtwin.dashboard.remarks import remarks
     from hbmtwin.dashboard.verdict import same_traffic
+    from hbmtwin.sim.variants import parse_variants
 
     own = parse_variants(variants or ())
     names = _presets(policies) if policies is not None else list(PRESETS)

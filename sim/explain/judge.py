@@ -21,6 +21,7 @@ from hbmtwin.sim.explain.arithmetic import NEARLY_FULL, books
 from hbmtwin.sim.explain.circumstances import When
 from hbmtwin.sim.explain.failure import EXABYTE, KINDS, Around, Failure, failure_of
 from hbmtwin.sim.explain.findings import Finding
+from hbmtwin.sim.explain.words import CAUSE, NAMES, NO_CAUSE, NOT_SETTLED, WHEN
 from hbmtwin.sim.phrases import Phrase, Said
 
 CAUSES = {
@@ -131,6 +132,14 @@ class Judgement:
     """Where its message begins."""
     phase: str = ""
     """weights, profile, kv_cache, capture, warm_up, step; empty: not told."""
+
+
+def cause_line(judgement: Judgement) -> Said:
+    """Its cause by identifier and name, and when; or that there is none, or one of two."""
+    when = Said.of(WHEN[judgement.when]) if judgement.when else ""
+    if judgement.cause is None:
+        return Said.of(NOT_SETTLED if judgement.said.phrase is UNSETTLED else NO_CAUSE, when=when)
+    return Said.of(CAUSE, cause=judgement.cause.value, name=Said.of(NAMES[judgement.cause]), when=when)
 
 
 def judge(findings: Sequence[Finding]) -> list[Judgement]:

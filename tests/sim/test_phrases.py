@@ -17,6 +17,7 @@ import pytest
 
 import hbmtwin.dashboard
 import hbmtwin.sim
+import hbmtwin.validation
 from hbmtwin.dashboard.rules_in_chinese import RULES_IN_CHINESE
 from hbmtwin.kernels.capability_rows import ROWS
 from hbmtwin.sim.fit.fit import fit
@@ -48,19 +49,26 @@ WORDS = {
 }
 """The word for a thing, and others for it that must not be used: as the Chinese pages of vllm-ascend write it."""
 
+NAMES = {
+    *("vLLM", "SGLang", "TensorRT-LLM", "MindIE", "HBM", "KV", "TTFT", "TPOT", "CV", "IDC", "GFLOP/s"),
+    *("workspace", "prefill", "decode", "GiB", "MiB", "s", "ms", "p50", "p99", "x", "y", "/", "-"),
+}
+"""What is called so in Chinese too; names of settings have an underline."""
+
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Modules of ``hbmtwin.sim`` and ``hbmtwin.dashboard`` with their text; none of the latter is imported."""
+    """Modules of ``hbmtwin.sim`` with their text, and the others that speak; none of these is imported."""
     for found in pkgutil.walk_packages(hbmtwin.sim.__path__, "hbmtwin.sim."):
         if not found.ispkg:
             spec = find_spec(found.name)
             assert spec is not None
             assert spec.origin is not None
             yield found.name, Path(spec.origin).read_text(encoding="utf-8")
-    (folder,) = map(Path, hbmtwin.dashboard.__path__)
-    for path in sorted(folder.rglob("*.py")):
-        name = ".".join(path.relative_to(folder).with_suffix("").parts)
-        yield f"hbmtwin.dashboard.{name}", path.read_text(encoding="utf-8")
+    for package in (hbmtwin.dashboard, hbmtwin.validation):
+        (folder,) = map(Path, package.__path__)
+        for path in sorted(folder.rglob("*.py")):
+            if "Phrase(" in (text := path.read_text(encoding="utf-8")):
+                yield ".".join((package.__name__, *path.relative_to(folder).with_suffix("").parts)), text
 
 
 def calls_in(text: str) -> list[ast.Call]:
@@ -100,7 +108,7 @@ def test_the_whole_package_is_walked() -> None:
     put_together = [name for name, text in sources() for call in calls_in(text) if not written_out(call)]
     assert [name.rpartition(".")[2] for name in put_together] == ["engine_names", "kernels", "words"]  # of given words
     told = {name.removeprefix("hbmtwin.").rpartition(".")[0] for name, _ in ALL}
-    assert told - {"dashboard.app"} == {"sim.fit", "sim.budget", "sim.explain", "dashboard"}
+    assert told - {"dashboard.app"} == {"sim.fit", "sim.budget", "sim.explain", "dashboard", "validation.bench"}
     assert len(ALL) > 350
     assert len(CHINESE) > len(ALL) + 30
 
@@ -112,6 +120,15 @@ def test_both_languages_of_every_phrase_have_the_same_places() -> None:
 def test_both_languages_of_every_phrase_say_something() -> None:
     assert [(name, p) for name, p in ALL if not p.en.strip() or not p.zh.strip()] == []
     assert [(name, p.en) for name, p in ALL if not p.en.isascii()] == []
+
+
+def test_what_has_no_chinese_is_made_of_names() -> None:
+    alike = [
+        (name, p, set(re.findall(r"[\w/-]+", re.sub(r"%?\{.*?\}+", "", p.zh))))
+        for name, p in ALL
+        if not HAN.search(p.zh)
+    ]
+    assert [(name, p) for name, p, words in alike if not all(word in NAMES or "_" in word for word in words)] == []
 
 
 def test_one_thing_has_one_word_in_chinese() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hbmtwin.sim import catalog
+from hbmtwin.sim.phrases import Phrase, Said
 from hbmtwin.validation.bench.records import Bench, Point, work_of
+
+OWN = Phrase("of its own fastest copy and product", "取自身最快的拷贝和矩阵乘")
+OF_CATALOG = Phrase("as the catalog has them of {device}", "目录中 {device} 的参数")
 
 
 class Peaks(NamedTuple):
@@ -13,7 +17,7 @@ class Peaks(NamedTuple):
 
     bytes_per_s: float
     flops_per_s: float
-    whose: str
+    whose: Said
 
 
 def bytes_and_flops_per_s(point: Point, dtype_bytes: int) -> tuple[float, float]:
@@ -29,7 +33,7 @@ def measured_peaks(bench: Bench) -> Peaks:
     return Peaks(
         max((moved for op, moved, _ in reached if op == "copy"), default=0.0),
         max((flops for op, _, flops in reached if op == "matmul"), default=0.0),
-        "of its own fastest copy and product",
+        Said.of(OWN),
     )
 
 
@@ -39,6 +43,5 @@ def peaks_of(bench: Bench) -> Peaks:
     if not called:
         return measured_peaks(bench)
     device = catalog.device(called[0])
-    return Peaks(
-        device.memory_bandwidth_bytes_per_s, device.peak_flops_per_s, f"as the catalog has them of {device.name}"
-    )
+    whose = Said.of(OF_CATALOG, device=device.name)
+    return Peaks(device.memory_bandwidth_bytes_per_s, device.peak_flops_per_s, whose)
