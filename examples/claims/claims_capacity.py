@@ -72,7 +72,8 @@ def c13_paged(traffic: str) -> Capacity:
 def c13_lengths(traffic: str) -> pd.Series[int]:
     """Of 2,000 conversations: what one measures first."""
     requests = simulate("C13", "workload.num_prompts=2000", *C13_TRAFFIC[traffic], preset="paged").requests
-    return requests["prompt_tokens"] + requests["output_tokens"]
+    lengths: pd.Series[int] = requests["prompt_tokens"] + requests["output_tokens"]
+    return lengths
 
 
 @claim(
