@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hbmtwin.sim.sweep.sweep import Point
 
 GRID_WORD = re.compile(r"[A-Za-z_][\w.]*\s*=.*", re.DOTALL)
-FIRST_S, FIRST_RUNS = 2.0, 8
-"""After so many seconds and runs it is told how long the rest will take."""
+FIRST_S, FIRST_RUNS, WORTH_S = 2.0, 8, 10.0
+"""After so many seconds and runs it is told how long the others will take, if it is so many seconds."""
 MANY_RUNS = 10**6
 MOST_ERRORS = 5
 """Different errors of runs that are told; all are in runs.csv."""
@@ -196,7 +196,7 @@ def _progress(total: int, there: int) -> Iterator[Callable[[Row], None]]:
             landed += 1
             advance(str(row["outcome"]))
             seconds, left = time.monotonic() - begin, total - there - landed
-            if not told and seconds >= FIRST_S and landed >= FIRST_RUNS and left:
+            if not told and seconds >= FIRST_S and landed >= FIRST_RUNS and seconds / landed * left >= WORTH_S:
                 told = True
                 print(f"note: about {_duration(seconds / landed * left)} for the other {left:,} runs", file=sys.stderr)
 
