@@ -15,6 +15,8 @@ from hbmtwin.allocators.retention import RETENTIONS
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.budget.memory_budget import DoesNotFit, MemoryBudget
+from hbmtwin.sim.capacity.oom_point import OomPoint, oom_point
+from hbmtwin.sim.capacity.oom_point_loads import parse_load
 from hbmtwin.sim.catalog import (
     CatalogError,
     WorkloadPreset,
@@ -82,6 +84,7 @@ __all__ = [
     "MemoryBudget",
     "MemoryOp",
     "ModelShape",
+    "OomPoint",
     "OpResult",
     "OutOfMemory",
     "Progress",
@@ -121,7 +124,9 @@ __all__ = [
     "models",
     "notes",
     "objectives",
+    "oom_point",
     "open_trace",
+    "parse_load",
     "per_op_rows",
     "ran_short",
     "read_memory_trace",

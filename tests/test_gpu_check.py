@@ -75,6 +75,8 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     assert spec is not None
     module = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "gpu_check", module)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "gpu_check_steps", raising=False)
     loader.exec_module(module)
     return module
 
@@ -85,6 +87,7 @@ def test_what_passed_differs_is_missing_failed_or_was_not_run_is_told_apart(tmp_
     told = statuses(tmp_path)
     assert told["numerics"] == ("differs", "2 cases differ from float64 attention by more than rounding")
     assert told["bench"][0] == "missing"
+    assert told["collectives"][0] == "missing"
     assert told["calibrate"] == ("not run", "there is no bench.json: see the step that writes it")
     assert told["allocator-default"] == ("passed", "2 traces, 1,600 operations, 7 out of memory")
     assert told["allocator-max_split_size_mb"] == (
@@ -116,7 +119,16 @@ def test_without_a_library_or_a_device_nothing_runs_and_it_is_said(
 
 def test_all_limits_together_are_under_eight_minutes(script: ModuleType) -> None:
     assert script.TOTAL_S < 480
+    assert script.PATIENCE == 1
     assert sum(step.limit_s for step in script.steps("h200", Path("w"))) <= script.TOTAL_S
+
+
+def test_all_reduces_are_timed_where_there_are_two_devices_and_are_in_the_profile(script: ModuleType) -> None:
+    for devices in (1, 2, 8):
+        made = {step.name: step for step in script.steps("h200", Path("w"), devices)}
+        assert ("collectives" in made) == (devices > 1)
+        assert made["calibrate"].argv.count("--from-bench") == min(devices, 2)
+        assert made["bench"].argv[made["bench"].argv.index("--memory-gib") + 1] == "24"
 
 
 def test_only_some_and_a_word_that_is_none(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import claims_a
 import claims_b
 import claims_bytes
 import claims_c
+import claims_capacity
 import claims_copies
 import claims_fragments
 import claims_growth
@@ -28,6 +29,7 @@ MODULES = (
     claims_b,
     claims_bytes,
     claims_c,
+    claims_capacity,
     claims_copies,
     claims_fragments,
     claims_growth,
@@ -35,7 +37,7 @@ MODULES = (
     claims_sharing,
 )
 """Each registers its claims when it is imported, here and in every process that runs one."""
-LONGEST = ("A1", "C5", "C6", "A8", "B4", "C4")
+LONGEST = ("C13", "A1", "C5", "C6", "A8", "B4", "C4")
 """Those of several seconds, longest first: begun first, so that none is still running when all others have ended."""
 
 

@@ -67,10 +67,11 @@ def a3() -> Found:
 @claim("A9", '(Its arithmetic) 4,096 prompt tokens take "2 MB a layer", 512 decoded ones "256 MB a layer".')
 def a9() -> Found:
     """Behind the prompt, and at the end of the answer."""
-    result = simulate("A9", f"model.name={LONG_7B}")
+    result = simulate("A9")
     assert result.summary["requests_completed"] == 1
     sizes = kv_bytes(result)
     token_bytes = kv_layout(model("llama-2-7b")).token_bytes
+    assert token_bytes == kv_layout(model(result.scenario.model.name)).token_bytes
     prompt = 4096 * token_bytes
     assert prompt in sizes, "there is a row behind the prompt"
     answer = max(sizes) - prompt

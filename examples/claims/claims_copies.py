@@ -37,10 +37,9 @@ def c1_steps(result: Result) -> pd.DataFrame:
 def c1_jump(result: Result) -> Jump:
     """Of prompts that are all computed in step 0: step n stores the KV of the n-th generated token."""
     steps = c1_steps(result)
-    rise = steps["max"] - steps["last"].shift(fill_value=0)
-    step = int(rise.iloc[1:].idxmax())
-    before = steps["last"].shift().loc[step]
-    return Jump(step, int(before), int(steps["max"].loc[step]), int(steps["last"].loc[step]))
+    most, last = steps["max"].to_numpy(), steps["last"].to_numpy()
+    place = 1 + int((most[1:] - last[:-1]).argmax())
+    return Jump(int(steps.index.to_numpy()[place]), int(last[place - 1]), int(most[place]), int(last[place]))
 
 
 @claim(

@@ -28,7 +28,7 @@ def placed_afresh(pool: list[Piece], asked_bytes: int) -> int:
     for piece in pool:
         if piece.what == "kv":
             allocator.malloc(piece.size, tag=Tag.KV)
-    largest = allocator.usage().largest_free
+    largest: int = allocator.usage().largest_free
     allocator.malloc(asked_bytes, tag=Tag.KV)
     return largest
 

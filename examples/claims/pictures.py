@@ -1,7 +1,8 @@
 """Draw the most telling claims: ``python examples/claims/pictures.py DIR`` writes one self-contained page each.
 
-A1: what a token costs, turn by turn. C4: what each growth rule holds beside the tokens. C5 and C6: where the free
-memory lies when a request fails. A6 and C1 are in ``pictures_copies.py``, paged KV in ``pictures_paged.py``.
+A1: what a token costs, turn by turn. B1: the same with either attention. C4: what each growth rule holds beside the
+tokens. C5 and C6: where the free memory lies when a request fails. The others are in ``pictures_copies.py`` (A6, C1),
+``pictures_paged.py`` (A7, B3, C8), ``pictures_sharing.py`` (C9) and ``pictures_capacity.py`` (C13).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from claims_a import a1_turns
 from claims_growth import C4_RULES
 from look import finish, label
 from oom_point import copies, held_by_op, oom_point
+from pictures_capacity import tuned_servers
 from pictures_copies import doubling, free_places
 from pictures_paged import hit_rates, how_full, page_sizes
 from pictures_sharing import shared_pages
@@ -223,6 +225,7 @@ PAGES: dict[str, Callable[[], go.Figure]] = {
     "claim-c5": free_but_in_pieces,
     "claim-c8": page_sizes,
     "claim-c9": shared_pages,
+    "claim-c13": tuned_servers,
 }
 
 

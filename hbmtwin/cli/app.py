@@ -18,6 +18,7 @@ from hbmtwin.cli.exits import FAILURE, OK, USAGE, exit_code_of, subtraction
 from hbmtwin.cli.explain import explain
 from hbmtwin.cli.export import export
 from hbmtwin.cli.fit import FitCommand, fit
+from hbmtwin.cli.oom_point import oom_point
 from hbmtwin.cli.operations import replay, validate_allocator
 from hbmtwin.cli.process import (
     INTERRUPTED,
@@ -50,6 +51,7 @@ app.command()(explain)
 app.command(cls=BenchCommand, epilog=HELP)(run)
 app.command(cls=BenchCommand, epilog=HELP)(compare)
 app.command(cls=GridCommand)(sweep)
+app.command()(oom_point)
 app.command()(replay)
 app.command()(dashboard)
 

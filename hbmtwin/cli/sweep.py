@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hbmtwin.sim.sweep.sweep import Point
 
 GRID_WORD = re.compile(r"[A-Za-z_][\w.]*\s*=.*", re.DOTALL)
-FIRST_S, FIRST_RUNS = 2.0, 8
-"""After so many seconds and runs it is told how long the rest will take."""
+FIRST_S, FIRST_RUNS, WORTH_S = 2.0, 8, 10.0
+"""After so many seconds and runs it is told how long the others will take, if it is so many seconds."""
 MANY_RUNS = 10**6
 MOST_ERRORS = 5
 """Different errors of runs that are told; all are in runs.csv."""
@@ -109,7 +109,7 @@ def sweep(
     with _opened(out) as store:
         there = len(scenarios.keys() & store.finished().keys())
         _tell(points, seeds, len(scenarios), there, out)
-        with _progress(len(scenarios), there) as landed:
+        with _progress(len(scenarios), there) as landed, redirect_stdout(sys.stderr):  # Ray tells of dead workers there
             # by key: an even draw of the grid from the start on, so that what is left can be told from what has run
             for row in run_each(
                 [scenarios[key] for key in sorted(scenarios)],
@@ -188,17 +188,19 @@ def _progress(total: int, there: int) -> Iterator[Callable[[Row], None]]:
     """What is called with each row that lands; once it is told how long the rest will take."""
     from hbmtwin.cli.progress import progress_with_eta
 
-    begin, landed, told = time.monotonic(), 0, False
+    first_s, landed, told = 0.0, 0, False
     with progress_with_eta(total, there) as advance:
 
         def call(row: Row) -> None:
-            nonlocal landed, told
-            landed += 1
+            nonlocal first_s, landed, told
             advance(str(row["outcome"]))
-            seconds, left = time.monotonic() - begin, total - there - landed
-            if not told and seconds >= FIRST_S and landed >= FIRST_RUNS and left:
+            first_s = first_s or time.monotonic()  # workers that start take seconds, and do so once
+            seconds = time.monotonic() - first_s
+            rest_s = (total - there - landed - 1) * seconds / max(1, landed)
+            landed += 1
+            if not told and seconds >= FIRST_S and landed > FIRST_RUNS and rest_s >= WORTH_S:
                 told = True
-                print(f"note: about {_duration(seconds / landed * left)} for the other {left:,} runs", file=sys.stderr)
+                print(f"note: about {_duration(rest_s)} for the other {total - there - landed:,}", file=sys.stderr)
 
         yield call
 

@@ -27,7 +27,7 @@ UNIT_BYTES = 1 << 24
 """1/64 GiB: how finely it is found."""
 MOST_UNITS = 1 << 16
 """1 TiB: no device has as much."""
-MEMORY_LOADS = 6
+MEMORY_LOADS = 5
 """Loads for which it is looked for, at most: evenly taken from those that are given, both ends among them."""
 
 

@@ -52,6 +52,7 @@ def test_measured_memory_is_in_the_profile_and_on_the_screen(shell: Shell, tmp_p
         (["bench", "kernels", "--grid", "no.json"], "--grid: no.json: no such file"),
         (["bench", "kernels", "--grid", "bad.json"], "--grid: bad.json: a list of cases is wanted"),
         (["bench", "kernels", "--dtype", "int4"], "--dtype: 'int4' is none; choose one of float32"),
+        (["bench", "kernels", "--memory-gib", "3"], "--memory-gib: caps a device's memory, and a CPU has none"),
         (["calibrate", "--from-bench", "bad.json", "--out", "p.json"], "bad.json: format: missing"),
         (["calibrate", "--from-engine-log", "bad.json", "--out", "p.json"], "with --model and --device"),
         (

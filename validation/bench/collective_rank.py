@@ -21,7 +21,6 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hbmtwin.kernels.attention.backends import load
@@ -107,7 +106,6 @@ class Rank:
         from torch import distributed
 
         task = self.task
-        Path(task.store).parent.mkdir(parents=True, exist_ok=True)
         store = distributed.FileStore(task.store, task.ranks)
         store.set_timeout(timedelta(seconds=task.timeout_s))
         largest = max(task.sizes)

@@ -1,0 +1,150 @@
+"""``hbmtwin oom-point``: at which load memory runs out, policy by policy, and the smallest HBM that survives."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hbmtwin.cli.exits import FAILURE, OK, UsageError
+from hbmtwin.cli.options import Json, Overrides, ScenarioFile, Seed
+from hbmtwin.cli.output import json_text, stdout
+
+if TYPE_CHECKING:
+    from hbmtwin.api import OomPoint, Scenario
+    from hbmtwin.sim.sweep.run_row import Row
+
+MAX_SEEDS = 10_000
+
+
+def oom_point(
+    scenario: ScenarioFile = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(help="Presets, separated by commas. Default: all that are legal here.", show_default=False),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=FROM:TO:STEP",
+            help="What grows: users=10:200:10, request_rate=0.5:8:x1.2 (by a factor), rate_scale=0.1,0.2,0.4 (of a "
+            "trace or model), num_prompts=8:64:8. Default: an eighth of the scenario's own load to 8 times it.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=MAX_SEEDS, help="Draws of the traffic: seeds, or windows of a trace.")
+    ] = 10,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also the smallest device memory that survives, at up to 5 of the loads.")
+    ] = False,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for report.html, tables and each run as it ends; a killed one goes on there."),
+    ] = None,
+    seed: Seed = None,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Runs at once; -1: one a core.")] = -1,
+    json_: Json = False,
+) -> int:
+    """Find where memory runs out as a load grows: shares of draws with bounds, causes, and places within a run."""
+    from hbmtwin.api import oom_point as find
+    from hbmtwin.api import parse_load
+    from hbmtwin.cli.oom_point_screen import print_oom_point
+
+    names = None if policies is None else list(dict.fromkeys(p.strip() for p in policies.split(",") if p.strip()))
+    if names == []:
+        raise UsageError("--policies: no preset is named; write for example --policies caching,paged")
+    if jobs == 0 or jobs < -1:
+        raise UsageError(f"--jobs: 1 or more, or -1 for one a core, not {jobs}")
+    grown = None if load is None else parse_load(load)
+    begin = time.monotonic()
+    with _Rows(out, jobs) as rows:
+        try:
+            point = find(
+                scenario,
+                policies=names,
+                load=grown,
+                seeds=seeds,
+                memory=memory,
+                overrides=overrides or (),
+                seed=seed,
+                call=rows.of,
+            )
+        except KeyboardInterrupt:
+            rows.tell_what_stands()
+            raise
+        if out is not None:
+            _write(point, out)
+    wall_s = time.monotonic() - begin
+    for name, reason in point.left_out.items():
+        print(f"note: the preset {name!r} is left out: {reason}", file=sys.stderr)
+    if json_:
+        from hbmtwin.sim.capacity.oom_point_tables import to_dict
+
+        print(json_text({**to_dict(point), "wall_s": round(wall_s, 3)}))
+    else:
+        print_oom_point(stdout(), point, wall_s)
+    if out is not None:
+        print(f"report: {out / 'report.html'}", file=sys.stderr)
+    return OK if point.critical else FAILURE
+
+
+class _Rows:
+    """Rows of scenarios, stored as they come where there is a place, and counted on stderr."""
+
+    def __init__(self, out: Path | None, jobs: int) -> None:
+        from hbmtwin.api import ResultError
+        from hbmtwin.sim.sweep.store import RunStore, check_runs_directory
+
+        self._out, self._jobs, self._landed = out, jobs, 0
+        self._open: RunStore | None = None
+        self._ends = ExitStack()
+        try:
+            if out is not None:
+                check_runs_directory(out)
+        except ResultError as error:
+            raise UsageError(str(error)) from None
+
+    def __enter__(self) -> _Rows:
+        from hbmtwin.cli.progress import progress_of_runs
+
+        self._finished = self._ends.enter_context(progress_of_runs())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ends.close()
+
+    def of(self, scenarios: Sequence[Scenario]) -> Iterable[Row]:
+        """Run them, but for those in the store, which is opened when the first is asked for."""
+        from hbmtwin.sim.sweep.execute import run_each
+        from hbmtwin.sim.sweep.store import RunStore
+
+        if self._out is not None and self._open is None:
+            self._open = self._ends.enter_context(RunStore(self._out))
+            for remark in self._open.remarks:
+                print(f"note: {remark}", file=sys.stderr)
+        yield from run_each(scenarios, jobs=self._jobs, store=self._open, landed=self._count)
+
+    def tell_what_stands(self) -> None:
+        """After an interrupt."""
+        if self._open is not None:
+            count = len(self._open.finished())
+            print(f"note: {count:,} runs stand in {self._out}; the same command goes on from there", file=sys.stderr)
+
+    def _count(self, row: Row) -> None:
+        self._landed += 1
+        self._finished("a run is")
+
+
+def _write(point: OomPoint, out: Path) -> None:
+    from hbmtwin.dashboard.oom_point_page import write_oom_point_page
+    from hbmtwin.sim.capacity.oom_point_tables import write_tables
+
+    write_tables(point, out)
+    write_oom_point_page(point, out)

@@ -1,0 +1,115 @@
+"""A sweep of 210 runs that is killed in the middle, or interrupted, goes on from there: nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+GRID = ("--grid", "kv_cache.preset=paged,doubling", "workload.num_prompts=1:5:1", "--seeds", "21", "--jobs", "2")
+RUNS = 210
+RESULTS = ("runs.parquet", "runs.csv", "sweep.json", "report.html")
+
+
+@contextmanager
+def sweeping(tiny: Path, out: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The sweep in a session of its own."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "hbmtwin", "sweep", tiny.name, *GRID, "--out", out, *more],
+        cwd=tiny.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield server
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.communicate()
+
+
+def stored(out: Path) -> dict[str, tuple[int, int]]:
+    """The runs of a directory, each with its inode and the time of its last change."""
+    found = {}
+    for path in (out / "runs").glob("*.parquet"):
+        status = path.stat()
+        found[path.name] = (status.st_ino, status.st_mtime_ns)
+    return found
+
+
+def wait_for(out: Path, runs: int, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(2400):
+        if len(stored(out)) >= runs:
+            return
+        assert server.poll() is None, "the sweep ended before it could be stopped"
+        time.sleep(0.05)
+    raise AssertionError("too few runs landed in two minutes")
+
+
+def results(out: Path) -> Mapping[str, bytes]:
+    return {name: (out / name).read_bytes() for name in RESULTS}
+
+
+def finish(tiny: Path, out: str, *more: str) -> str:
+    """Run the sweep to its end; what it says on stderr."""
+    with sweeping(tiny, out, *more) as server:
+        _, err = server.communicate(timeout=300)
+    assert server.returncode == 0, err.decode()
+    return err.decode()
+
+
+def alive(session: int) -> list[str]:
+    """Processes of a session that have not ended, by their command lines."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state not in "ZX":
+                found.append(stat.with_name("cmdline").read_text().replace("\0", " "))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
+def test_killed_and_interrupted_it_ends_as_if_it_had_not_been(tiny: Path, shell: Callable[..., object]) -> None:
+    out = tiny.parent / "out"
+    before: dict[str, tuple[int, int]] = {}
+    for runs, stop in ((60, signal.SIGKILL), (130, signal.SIGINT)):
+        with sweeping(tiny, "out") as server:
+            wait_for(out, runs, server)
+            os.killpg(server.pid, stop)  # all of its processes at once
+            _, err = server.communicate(timeout=60)
+        for _ in range(100):
+            if not alive(server.pid):
+                break
+            time.sleep(0.1)
+        assert alive(server.pid) == []
+        there = stored(out)
+        assert runs <= len(there) < RUNS
+        assert before.items() <= there.items()  # what had run was not written again
+        before = there
+        if stop == signal.SIGINT:
+            assert server.returncode == 130
+            assert err.decode().splitlines()[-2:] == [
+                f"note: {len(there)} runs are stored in out; the same command goes on from there",
+                "interrupted",
+            ]
+    assert f"{RUNS} runs; {len(before)} of them are in out already" in finish(tiny, "out")
+    after = stored(out)
+    assert len(after) == RUNS
+    assert before.items() <= after.items()
+    table = pd.read_parquet(out / "runs.parquet")
+    assert len(set(table["key"])) == len(table) == RUNS
+    assert not list(out.rglob("*.partial"))
+    assert shell("sweep", tiny.name, *GRID, "--out", "undisturbed", "--jobs", 1).code == 0
+    assert results(out) == results(tiny.parent / "undisturbed")
