@@ -8,6 +8,7 @@ import json
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +33,6 @@ from hbmtwin.dashboard import (
 from hbmtwin.dashboard.rules_in_chinese import RULES_IN_CHINESE
 from hbmtwin.sim.unfinished import AFTER_EITHER, AFTER_FAILURE, AFTER_REJECTION, NOT_SENT
 from hbmtwin.validation.run_replay.kernels import KernelReplay
-from hbmtwin.validation.run_replay.run_replay import MemoryReplay, OomPoint
 from hbmtwin.workloads.statistics.describe import Description, describe
 
 from ..validation.test_calibrate import bench
@@ -97,15 +97,16 @@ def traffic_of() -> Description:
     return describe(traffic())
 
 
-def memory_replay() -> MemoryReplay:
-    """One that differs at its fourth step, with what the figure reads."""
+def memory_replay() -> Any:
+    """One that differs at its fourth step, where memory runs out, with what the figure reads."""
     steps = np.arange(5)
     names = ("reserved", "allocated", "requested", "driver_free")
-    replay = type("Replay", (), {})()
-    replay.measured = dict.fromkeys(names, steps * GIB)
-    replay.predicted = dict.fromkeys(names, steps * GIB + (steps == 3))
-    replay.steps, replay.oom = steps, OomPoint(9, 9, 3, "")
-    return cast(MemoryReplay, replay)
+    return SimpleNamespace(
+        steps=steps,
+        measured=dict.fromkeys(names, steps * GIB),
+        predicted=dict.fromkeys(names, steps * GIB + (steps == 3)),
+        oom=SimpleNamespace(step=3),
+    )
 
 
 def kernel_replay() -> KernelReplay:
