@@ -8,6 +8,7 @@ import json
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -97,15 +98,16 @@ def traffic_of() -> Description:
     return describe(traffic())
 
 
-def memory_replay() -> MemoryReplay:
-    """One that differs at its fourth step, with what the figure reads."""
+def memory_replay() -> Any:
+    """One that differs at its fourth step, where memory runs out, with what the figure reads."""
     steps = np.arange(5)
     names = ("reserved", "allocated", "requested", "driver_free")
-    replay = type("Replay", (), {})()
-    replay.measured = dict.fromkeys(names, steps * GIB)
-    replay.predicted = dict.fromkeys(names, steps * GIB + (steps == 3))
-    replay.steps, replay.oom = steps, OomPoint(9, 9, 3, "")
-    return cast(MemoryReplay, replay)
+    return SimpleNamespace(
+        steps=steps,
+        measured=dict.fromkeys(names, steps * GIB),
+        predicted=dict.fromkeys(names, steps * GIB + (steps == 3)),
+        oom=SimpleNamespace(step=3),
+    )
 
 
 def kernel_replay() -> KernelReplay:
