@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from hbmtwin.api import Fit
 from hbmtwin.dashboard.figures import style
-from hbmtwin.dashboard.palette import ALARM
+from hbmtwin.dashboard.palette import ALARM, MEMORY, PAPER
 from hbmtwin.sim.fit import words
 from hbmtwin.sim.phrases import Lang
 
@@ -22,7 +22,7 @@ COLOURS = {
     "KV cache": "#0072B2",
     "operators": "#56B4E9",
     "run-time sampler": "#F0E442",
-    "unplanned": "#D9D9D9",
+    "unplanned": MEMORY["driver_free"].colour,
 }
 """As far as they mean the same, those of the memory picture."""
 
@@ -40,7 +40,7 @@ def breakdown_bar(fit: Fit, lang: Lang) -> go.Figure:
             y=[""],
             orientation="h",
             name=label,
-            marker={"color": COLOURS.get(line.item, "#999999"), "line": {"color": "white", "width": 1}},
+            marker={"color": COLOURS.get(line.item, "#999999"), "line": {"color": PAPER, "width": 1}},
             hovertemplate=f"{label}: %{{x:.2f}} GiB<br>{known}<extra></extra>",
             text=f"{line.bytes / GIB:.2f}" if line.bytes > total / 25 else "",
             textposition="inside",

@@ -10,7 +10,7 @@ import streamlit as st
 
 from hbmtwin.api import PRESETS, CatalogError, Result, Scenario, ScenarioError
 from hbmtwin.dashboard.app import jobs, knobs
-from hbmtwin.dashboard.app.language import lang, text
+from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.dashboard.app.settings_link import command
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.figures import kv_utilization, latency_by_turn, memory_over_time
@@ -48,17 +48,17 @@ GIB = 1 << 30
 
 METRICS: tuple[tuple[Phrase, Callable[[Mapping[str, Any]], float | None]], ...] = (
     (Phrase("completed requests", "已完成请求"), lambda s: s["requests_completed"]),
-    (Phrase("dead at (s)", "耗尽时刻（秒）"), lambda s: None if s["oom"] is None else s["oom"]["time_s"]),
+    (Phrase("dead at (s)", "耗尽时刻（s）"), lambda s: None if s["oom"] is None else s["oom"]["time_s"]),
     (Phrase("preemptions", "抢占次数"), lambda s: s["preemptions"]),
-    (Phrase("peak reserved (GiB)", "保留峰值（GiB）"), lambda s: s["peak_reserved_bytes"] / GIB),
+    (Phrase("peak reserved (GiB)", "预留峰值（GiB）"), lambda s: s["peak_reserved_bytes"] / GIB),
     (Phrase("KV utilisation (%)", "KV 利用率（%）"), lambda s: _percent(s["kv_utilization_mean"])),
     (Phrase("internal fragmentation (%)", "内部碎片（%）"), lambda s: _percent(s["internal_fragmentation_mean"])),
     (Phrase("external fragmentation (%)", "外部碎片（%）"), lambda s: _percent(s["external_fragmentation_mean"])),
-    (Phrase("TTFT p50 (s)", "TTFT p50（秒）"), lambda s: s["ttft_s"]["p50"]),
-    (Phrase("TTFT p99 (s)", "TTFT p99（秒）"), lambda s: s["ttft_s"]["p99"]),
-    (Phrase("TPOT p50 (ms)", "TPOT p50（毫秒）"), lambda s: _ms(s["tpot_s"]["p50"])),
-    (Phrase("TPOT p99 (ms)", "TPOT p99（毫秒）"), lambda s: _ms(s["tpot_s"]["p99"])),
-    (Phrase("end to end p50 (s)", "端到端 p50（秒）"), lambda s: s["e2e_s"]["p50"]),
+    (Phrase("TTFT p50 (s)", "TTFT p50（s）"), lambda s: s["ttft_s"]["p50"]),
+    (Phrase("TTFT p99 (s)", "TTFT p99（s）"), lambda s: s["ttft_s"]["p99"]),
+    (Phrase("TPOT p50 (ms)", "TPOT p50（ms）"), lambda s: _ms(s["tpot_s"]["p50"])),
+    (Phrase("TPOT p99 (ms)", "TPOT p99（ms）"), lambda s: _ms(s["tpot_s"]["p99"])),
+    (Phrase("end to end p50 (s)", "端到端 p50（s）"), lambda s: s["e2e_s"]["p50"]),
 )
 
 
@@ -76,7 +76,7 @@ def show() -> None:
         wanted = scenarios_of(settings, policies, variants)
         results = {name: jobs.result_of(one) for name, one in wanted.items()}
     except (ScenarioError, CatalogError) as error:
-        st.error(str(error), icon=":material/edit:")
+        st.error(as_text(str(error)), icon=":material/edit:")
         return
     if not wanted:
         st.info(text(NOTHING))

@@ -9,11 +9,11 @@ import streamlit as st
 
 from hbmtwin.api import Explanation
 from hbmtwin.dashboard.app.knobs import settings_of_file, take
-from hbmtwin.dashboard.app.language import lang, text
+from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.sim.explain import words
 from hbmtwin.sim.explain.decode import LIMIT_BYTES, decode
 from hbmtwin.sim.explain.explaining import explain_decoded
-from hbmtwin.sim.explain.judge import UNSETTLED, Judgement
+from hbmtwin.sim.explain.judge import Judgement, cause_line
 from hbmtwin.sim.phrases import Phrase, Said, Size
 
 TITLE = Phrase("Why did it die?", "为什么显存不足？")
@@ -81,14 +81,9 @@ def _explanation(told: Explanation) -> None:
 
 
 def _judgement(judgement: Judgement, *, first: bool, tried: Iterable[Said]) -> None:
-    when = text(words.WHEN[judgement.when]) if judgement.when else ""
     if not first:
         st.error(text(words.ANOTHER, line=judgement.line, said=judgement.said))
-    if judgement.cause is not None:
-        cause = Said.of(words.CAUSE, cause=judgement.cause.value, name=Said.of(words.NAMES[judgement.cause]), when=when)
-    else:
-        cause = Said.of(words.NOT_SETTLED if judgement.said.phrase is UNSETTLED else words.NO_CAUSE, when=when)
-    _list(words.WHY, (cause, *judgement.arithmetic))
+    _list(words.WHY, (cause_line(judgement), *judgement.arithmetic))
     if first and judgement.when == "start_up":
         _list(words.TRIED, tried, ":material/check: ")
     _list(words.HELPS, judgement.helps, ":material/check: ")
@@ -112,14 +107,9 @@ def _go_on(told: Explanation) -> None:
 
 def _list(heading: Phrase, said: Iterable[Said], mark: str = "") -> None:
     if sentences := tuple(said):
-        st.markdown(f"**{text(heading)}**\n\n" + "\n".join(f"- {mark}{_plain(text(one))}" for one in sentences))
+        st.markdown(f"**{text(heading)}**\n\n" + "\n".join(f"- {mark}{as_text(text(one))}" for one in sentences))
 
 
 def _sentence(said: Said) -> str:
     written = text(said)
-    return _plain(written[:1].upper() + written[1:] + ("." if lang() == "en" else "。"))
-
-
-def _plain(written: str) -> str:
-    """Markdown of a sentence that may quote a log: no letter of it means anything."""
-    return "".join("\\" + letter if letter in "\\`*_{}[]()#+-!|<>$~:" else letter for letter in written)
+    return as_text(written[:1].upper() + written[1:] + ("." if lang() == "en" else "。"))

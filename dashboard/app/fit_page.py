@@ -15,7 +15,7 @@ import streamlit as st
 
 from hbmtwin.api import CatalogError, Fit, FitError, devices, fit, models
 from hbmtwin.dashboard.app.breakdown_figure import breakdown_bar
-from hbmtwin.dashboard.app.language import lang, text
+from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.sim.fit import words
 from hbmtwin.sim.fit.what_is_kv import WHAT_IS_KV
@@ -53,7 +53,7 @@ def show() -> None:
     try:
         answer = fit(**options)
     except (FitError, CatalogError) as error:
-        st.error(str(error), icon=":material/edit:")
+        st.error(as_text(str(error)), icon=":material/edit:")
         return
     _verdict(answer)
     _figures(answer)

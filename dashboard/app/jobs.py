@@ -14,7 +14,7 @@ import streamlit as st
 
 from hbmtwin.api import Result, Scenario, scenario_key
 from hbmtwin.dashboard.app.kept_results import KeptResults
-from hbmtwin.dashboard.app.language import text
+from hbmtwin.dashboard.app.language import as_text, text
 from hbmtwin.dashboard.app.settings_link import settings_of
 from hbmtwin.dashboard.app.workers import Task, TooManyJobs, Workers
 from hbmtwin.sim.phrases import Phrase
@@ -89,7 +89,7 @@ def start(slot: str, key: str, job: Mapping[str, Any]) -> None:
     try:
         _tasks()[slot] = shared().workers.start(key, job)
     except TooManyJobs as error:
-        st.error(str(error))
+        st.error(as_text(str(error)))
 
 
 def start_run(slot: str, scenario: Scenario) -> None:
@@ -165,7 +165,7 @@ def done(slot: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> 
         _tasks().pop(slot)
         return task
     if task.state == "failed":
-        st.error(task.message, icon=":material/edit:")
+        st.error(as_text(task.message), icon=":material/edit:")
     elif task.state == "lost":
         st.error(text(LOST), icon=":material/error:")
     _tasks().pop(slot)

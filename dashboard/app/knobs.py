@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import streamlit as st
 
 from hbmtwin.api import PRESETS, CatalogError, DoesNotFit, Scenario, ScenarioError, devices, models, workload_presets
-from hbmtwin.dashboard.app.language import text
+from hbmtwin.dashboard.app.language import as_text, text
 from hbmtwin.dashboard.app.settings_link import settings_of
 from hbmtwin.sim.phrases import Phrase
 from hbmtwin.sim.server_plan import ServerPlan
@@ -116,8 +116,8 @@ GROUPS: tuple[tuple[Phrase, tuple[Knob, ...]], ...] = (
     (
         PROMISED,
         (
-            Knob("slo.ttft_s", Phrase("TTFT at most (s)", "TTFT 上限（秒）"), none=DEFAULT, least=0.001, step=0.1),
-            Knob("slo.tpot_s", Phrase("TPOT at most (s)", "TPOT 上限（秒）"), none=DEFAULT, least=0.001, step=0.01),
+            Knob("slo.ttft_s", Phrase("TTFT at most (s)", "TTFT 上限（s）"), none=DEFAULT, least=0.001, step=0.1),
+            Knob("slo.tpot_s", Phrase("TPOT at most (s)", "TPOT 上限（s）"), none=DEFAULT, least=0.001, step=0.01),
         ),
     ),
 )
@@ -148,7 +148,7 @@ def choose() -> Scenario | None:
         ServerPlan(scenario)
         usable = True
     except (ScenarioError, CatalogError, DoesNotFit) as error:
-        st.error(str(error), icon=":material/edit:")
+        st.error(as_text(str(error)), icon=":material/edit:")
         usable = False
     shown = scenario or Scenario.load()
     with st.sidebar:
@@ -235,7 +235,7 @@ def _upload() -> None:
     try:
         said = settings_of_file(file.name, file.getvalue())
     except (ScenarioError, CatalogError) as error:
-        st.error(str(error), icon=":material/edit:")
+        st.error(as_text(str(error)), icon=":material/edit:")
     else:
         take(said)
         st.rerun()

@@ -37,3 +37,8 @@ def lang() -> Lang:
 def text(said: Phrase | Said, /, **values: object) -> str:
     """In the language in use."""
     return (Said.of(said, **values) if isinstance(said, Phrase) else said).text(lang())
+
+
+def as_text(written: str) -> str:
+    """Markdown of a sentence that may quote a log, a file or an address: no letter of it means anything."""
+    return "".join("\\" + letter if letter in "\\`*_{}[]()#+-!|<>$~:" else letter for letter in written)

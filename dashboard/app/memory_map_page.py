@@ -12,7 +12,7 @@ from hbmtwin.api import CatalogError, Result, ScenarioError, ran_short
 from hbmtwin.dashboard.address_map import address_map, moments
 from hbmtwin.dashboard.app import jobs, knobs
 from hbmtwin.dashboard.app.free_sizes_figure import free_pieces, free_sizes
-from hbmtwin.dashboard.app.language import lang, text
+from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.verdict import bytes_text, oom_in_words
 from hbmtwin.sim.phrases import Phrase
@@ -22,7 +22,7 @@ NO_RESULT = Phrase(
     "There is no run of these settings yet: start one on the page *What if*.",
     "当前设置还没有运行结果：请先在“假设分析”页运行。",
 )
-MOMENT = Phrase("Moment (s)", "时刻（秒）")
+MOMENT = Phrase("Moment (s)", "时刻（s）")
 FREE = Phrase("Free, cached by allocators", "分配器缓存的空闲")
 LARGEST = Phrase("Largest free piece", "最大空闲块")
 HOLES = Phrase("Free pieces", "空闲块数")
@@ -60,7 +60,7 @@ def show() -> None:
     try:
         result = jobs.result_of(scenario)
     except (ScenarioError, CatalogError) as error:
-        st.error(str(error), icon=":material/edit:")
+        st.error(as_text(str(error)), icon=":material/edit:")
         return
     if result is None:
         st.info(text(NO_RESULT))

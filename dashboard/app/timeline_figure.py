@@ -15,7 +15,7 @@ USAGE = Phrase("KV usage (%)", "KV 使用率（%）")
 REQUESTS = Phrase("requests", "请求数")
 RUNNING = Phrase("running", "运行中")
 WAITING = Phrase("waiting", "等待中")
-TIME = Phrase("simulated time (s)", "仿真时间（秒）")
+TIME = Phrase("simulated time (s)", "仿真时间（s）")
 RUNNING_COLOUR, WAITING_COLOUR, USAGE_COLOUR = "#117733", "#CC6677", "#332288"
 
 

@@ -10,7 +10,7 @@ import streamlit as st
 
 from hbmtwin.api import CatalogError, Result, Scenario, ScenarioError
 from hbmtwin.dashboard.app import jobs, knobs
-from hbmtwin.dashboard.app.language import lang, text
+from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.dashboard.app.settings_link import command, settings_of
 from hbmtwin.dashboard.app.theme import draw, draw_brushed
 from hbmtwin.dashboard.app.timeline_figure import timeline
@@ -30,10 +30,10 @@ NAME = "run"
 SLOT = "what-if"
 DONE = Phrase("Completed", "已完成")
 OF = Phrase("of {total:,}", "共 {total:,}")
-PEAK = Phrase("Peak reserved (GiB)", "保留峰值（GiB）")
+PEAK = Phrase("Peak reserved (GiB)", "预留峰值（GiB）")
 OF_DEVICE = Phrase("of {total:.2f}", "共 {total:.2f}")
-TTFT = Phrase("TTFT p99 (s)", "TTFT p99（秒）")
-TPOT = Phrase("TPOT p99 (ms)", "TPOT p99（毫秒）")
+TTFT = Phrase("TTFT p99 (s)", "TTFT p99（s）")
+TPOT = Phrase("TPOT p99 (ms)", "TPOT p99（ms）")
 PREEMPTED = Phrase("Preemptions", "抢占次数")
 MEDIAN = Phrase("p50 {value}", "p50 {value}")
 OVER_TIME = Phrase(
@@ -60,7 +60,7 @@ def show() -> None:
     try:
         result = jobs.result_of(scenario)
     except (ScenarioError, CatalogError) as error:
-        st.error(str(error), icon=":material/edit:")
+        st.error(as_text(str(error)), icon=":material/edit:")
         return
     if jobs.start_button(text(RUN), disabled=result is not None or jobs.busy(SLOT)):
         jobs.start_run(SLOT, scenario)
@@ -82,7 +82,7 @@ def _result(result: Result) -> None:
     told = headline({NAME: s}, lang())
     (st.error if result.oom is not None else st.success)(told)
     if result.oom is not None:
-        st.markdown(oom_in_words(result.oom, lang()))
+        st.markdown(as_text(oom_in_words(result.oom, lang())))
     _figures(s)
     st.subheader(text(OVER_TIME))
     chosen = draw_brushed(timeline(result, lang()), key="timeline")
@@ -96,11 +96,11 @@ def _result(result: Result) -> None:
     with right:
         st.subheader(text(PERCENTILES))
         st.dataframe(percentiles(s), hide_index=True)
-    notes = [*remarks({NAME: s}, lang()), *s["notes"]]
+    notes = remarks({NAME: s}, lang())
     if notes:
         with st.expander(text(NOTES)):
             for note in notes:
-                st.markdown(f"- {note}")
+                st.markdown(f"- {as_text(note)}")
 
 
 def _figures(s: dict[str, Any]) -> None:
