@@ -40,7 +40,6 @@ LATENCY = Phrase("Latency", "时延")
 UTILIZATION = Phrase("KV utilisation", "KV 利用率")
 NUMBERS = Phrase("Numbers and differences", "数值与差异")
 BASELINE = Phrase("Baseline", "基线")
-DIFFERENCE = Phrase("{name} − {baseline}", "{name} − {baseline}")
 METRIC = Phrase("metric", "指标")
 COMMAND = Phrase("The same as a command line", "等价的命令行")
 SLOT = "compare"
@@ -53,7 +52,7 @@ METRICS: tuple[tuple[Phrase, Callable[[Mapping[str, Any]], float | None]], ...] 
     (Phrase("peak reserved (GiB)", "预留峰值（GiB）"), lambda s: s["peak_reserved_bytes"] / GIB),
     (Phrase("KV utilisation (%)", "KV 利用率（%）"), lambda s: _percent(s["kv_utilization_mean"])),
     (Phrase("internal fragmentation (%)", "内部碎片（%）"), lambda s: _percent(s["internal_fragmentation_mean"])),
-    (Phrase("external fragmentation (%)", "外部碎片（%）"), lambda s: _percent(s["external_fragmentation_mean"])),
+    (Phrase("external fragmentation (%)", "显存碎片（%）"), lambda s: _percent(s["external_fragmentation_mean"])),
     (Phrase("TTFT p50 (s)", "TTFT p50（s）"), lambda s: s["ttft_s"]["p50"]),
     (Phrase("TTFT p99 (s)", "TTFT p99（s）"), lambda s: s["ttft_s"]["p99"]),
     (Phrase("TPOT p50 (ms)", "TPOT p50（ms）"), lambda s: _ms(s["tpot_s"]["p50"])),
@@ -128,9 +127,7 @@ def difference_table(summaries: Mapping[str, Mapping[str, Any]], baseline: str) 
     for name in summaries:
         if name != baseline:
             pairs = zip(values[name], values[baseline], strict=True)
-            columns[text(DIFFERENCE, name=name, baseline=baseline)] = [
-                None if a is None or b is None else a - b for a, b in pairs
-            ]
+            columns[f"{name} − {baseline}"] = [None if a is None or b is None else a - b for a, b in pairs]
     return pd.DataFrame(columns)
 
 

@@ -52,7 +52,8 @@ class Knob(NamedTuple):
     """A key of the scenario, with what it is called here and how it is turned."""
 
     key: str
-    label: Phrase
+    label: Phrase | str
+    """A name that engines have for it is the same in every language."""
     options: Callable[[], Sequence[str]] | None = None
     """Names to choose from; none: a number."""
     none: Phrase | None = None
@@ -62,18 +63,13 @@ class Knob(NamedTuple):
     step: float | None = None
 
 
-def _flag(name: str) -> Phrase:
-    """A name that engines have for it, in every language."""
-    return Phrase(name, name)
-
-
 GROUPS: tuple[tuple[Phrase, tuple[Knob, ...]], ...] = (
     (
         SERVED,
         (
             Knob("model.name", Phrase("Model", "模型"), models),
             Knob("device.name", Phrase("Device", "设备"), devices),
-            Knob("engine.tensor_parallel_size", _flag("tensor_parallel_size"), least=1, step=1),
+            Knob("engine.tensor_parallel_size", "tensor_parallel_size", least=1, step=1),
         ),
     ),
     (POLICY, (Knob("kv_cache.preset", Phrase("Policy", "策略"), lambda: list(PRESETS), OWN),)),
@@ -96,17 +92,17 @@ GROUPS: tuple[tuple[Phrase, tuple[Knob, ...]], ...] = (
     (
         LIMITS,
         (
-            Knob("engine.max_model_len", _flag("max_model_len"), none=DEFAULT, least=2, step=512),
-            Knob("scheduler.max_num_seqs", _flag("max_num_seqs"), least=1, step=1),
+            Knob("engine.max_model_len", "max_model_len", none=DEFAULT, least=2, step=512),
+            Knob("scheduler.max_num_seqs", "max_num_seqs", least=1, step=1),
             Knob(
                 "scheduler.max_num_batched_tokens",
-                _flag("max_num_batched_tokens"),
+                "max_num_batched_tokens",
                 least=1,
                 step=512,
             ),
             Knob(
                 "engine.gpu_memory_utilization",
-                _flag("gpu_memory_utilization"),
+                "gpu_memory_utilization",
                 least=0.05,
                 most=1.0,
                 step=0.01,
@@ -169,7 +165,7 @@ def _draw(knob: Knob, scenario: Scenario) -> None:
     value = getattr(getattr(scenario, section) if section else scenario, name)
     widget = f"{knob.key}#{st.session_state[GENERATION]}"
     turned: dict[str, Any] = {"key": widget, "on_change": _turned, "args": (knob.key, widget)}
-    label = text(knob.label)
+    label = knob.label if isinstance(knob.label, str) else text(knob.label)
     if knob.options is not None:
         names: list[str | None] = [*([None] if knob.none else []), *knob.options()]
         if value not in names:
