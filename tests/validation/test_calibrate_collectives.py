@@ -129,6 +129,18 @@ def test_a_device_s_eager_calls_tell_no_latency_and_graphs_tell_both() -> None:
     assert fit_links(kernels(), 5) == (None, ())
 
 
+def test_nccl_s_latency_is_a_bound_and_hccl_s_a_figure() -> None:
+    """Seven sizes of two ranks, twice and without noise, are an H, but where engines have a kernel of their own."""
+    letters = {}
+    for backend, device in (("cuda", "h200"), ("npu", "ascend-910b2")):
+        own = replace(measured(op="all_reduce_in_graph", ranks=(2,)), backend=backend)
+        twice = replace(own, points=own.points * 2)
+        both = joined([replace(kernels(), backend=backend), twice])
+        found = calibrate(both, name="p", made="m", device=device).profile.coefficients
+        letters[backend] = (found["allreduce_ns.2"].confidence, found["link_bandwidth_bytes_per_s"].confidence)
+    assert letters == {"cuda": ("L", "H"), "npu": ("H", "H")}
+
+
 def test_too_little_is_refused() -> None:
     few = measured()
     few = replace(few, points=tuple(p for p in few.points if p.case.sizes[0] != 4 or p.case.sizes[1] > 1 << 20))

@@ -206,7 +206,9 @@ class _Answers:
         """What they told. Raise GroupFailed where one ends before its times of eager calls are there, or all say
         nothing; behind that it is the graphs that failed, and the times stand."""
         self._read(processes, folder)
-        keys = [key for key in self._samples[0] if not (key[0] and self.no_graph)]
+        graphed = all((True, size) in own for own in self._samples for size in self.task.sizes)
+        self.no_graph *= not graphed  # what failed behind the last one is nobody's matter
+        keys = [key for key in self._samples[0] if graphed or not key[0]]
         means = {key: [fmean(turn) for turn in zip(*(own[key] for own in self._samples), strict=True)] for key in keys}
         return _Group(means, self._taken if self.task.backend != "cpu" else [], self.library, self.no_graph)
 
