@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import tempfile
@@ -165,7 +166,7 @@ def _started(task: Task, command: tuple[str, ...], folder: Path) -> Iterator[lis
     """A process a rank. However it is left, none is alive behind it; each ends by itself if we are killed."""
     processes: list[subprocess.Popen[bytes]] = []
     environment = dict(os.environ)
-    if task.backend == "cpu":
+    if task.backend == "cpu" and any(name == "lo" for _, name in socket.if_nameindex()):
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else by the host's name, which may not resolve
     try:
         for rank in range(task.ranks):
