@@ -7,7 +7,7 @@ of it. A KV policy gives sequences room for tokens. Whoever writes a new one wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hbmtwin.allocators.decode_group import DecodeGroup
@@ -313,6 +313,20 @@ class ReservesTogether(Protocol):
     def reserve_together(self, group: DecodeGroup) -> bool:
         """Same as ``reserve(s, 1)`` for each of *group* in its order, if all of them are granted; else False, and
         nothing is taken."""
+        ...
+
+
+@runtime_checkable
+class KeysFollow(Protocol):
+    """A KV policy of a server that plans a step before it has the tokens of the one before: a block whose last token is
+    not known yet gets its key later."""
+
+    unsampled: Collection[int] | None
+    """Ids of sequences whose newest token is not known while a step is planned; those of a group are, without being
+    among them. None: every token is known. Only a scheduler writes it."""
+
+    def cache_blocks(self, s: KVSequence) -> None:
+        """Give the full blocks of its computed tokens their keys, as all of these are known by now."""
         ...
 
 

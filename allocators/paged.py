@@ -16,7 +16,7 @@ where 0.18 and 0.22 differ, ``version`` says so. It gives them: ``scripts/valida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
 from hbmtwin.allocators.admission import Admission
@@ -47,7 +47,7 @@ class PagedPolicy(PoolPolicy):
 
     name: ClassVar[str] = "paged"
     requires: ClassVar[frozenset[str]] = frozenset()
-    offers: ClassVar[frozenset[str]] = frozenset({"preempt", "reject", "prefix_cache"})
+    offers: ClassVar[frozenset[str]] = frozenset({"preempt", "reject", "prefix_cache", "plan_ahead"})
     Config: ClassVar[type[PagedConfig]] = PagedConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: PagedConfig) -> None:
@@ -73,6 +73,8 @@ class PagedPolicy(PoolPolicy):
         self._keyed: list[tuple[BlockTable, int]] = []
         """Blocks that got a key in this step, and for whom."""
         self._tokens = 0
+        self.unsampled: Collection[int] | None = None
+        """Of a server that plans ahead: see ``KeysFollow``."""
         self._prefixes = PrefixCounter(at_look_up=config.counts_look_ups)
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
@@ -154,7 +156,10 @@ class PagedPolicy(PoolPolicy):
             table.next_key = hit + size
         table.blocks += self._pool.take_many(need)
         if cache is not None and (told := min(tokens, s.num_tokens)) >= table.next_key:  # drafts get no key
-            self._register(cache, table, s, told // size)
+            if self.unsampled and s.id in self.unsampled:
+                told = min(tokens, s.num_tokens - 1)
+            if told >= table.next_key:
+                self._register(cache, table, s, told // size)
         self._changed(table)
         self._tokens += tokens - table.tokens
         table.tokens = tokens
@@ -170,13 +175,29 @@ class PagedPolicy(PoolPolicy):
         elif joined:
             for s in joined:
                 table = self._tables[s.id]
-                table.place = batch.join(table, len(table.blocks), table.next_key)
+                table.place = batch.join(table, len(table.blocks), self._key_due(table))
             joined.clear()
         if batch.need_now() > len(self._free):
             return False
         self._stepped = True
         self._go(batch, 1)
         return True
+
+    def cache_blocks(self, s: KVSequence) -> None:
+        """Give the full blocks of its computed tokens their keys, as all of these are known. O(keys)."""
+        table, computed = self._tables.get(s.id), s.num_computed_tokens
+        if self._cache is None or table is None or computed < table.next_key:
+            return
+        if table.place != NOWHERE:
+            self._leave_batch()
+        self._register(self._cache, table, s, computed // self.config.block_size)
+        self._changed(table)
+
+    def _key_due(self, table: BlockTable) -> int:
+        """Tokens with which the next key of one that decodes is given: with the token behind the block, where that of
+        a step is known only when the one after it is planned."""
+        late = self.unsampled is not None and table.next_key != NEVER
+        return table.next_key + 1 if late else table.next_key
 
     def _newcomer(self, s: KVSequence, lookahead: int) -> BlockTable:
         """An empty table for a sequence that has none."""
@@ -300,7 +321,7 @@ class PagedPolicy(PoolPolicy):
             tables = [self._tables[s.id] for s in decoding]
             for place, table in enumerate(tables):
                 table.place = place
-            keys = [table.next_key for table in tables] if self._cache is not None else ()
+            keys = [self._key_due(table) for table in tables] if self._cache is not None else ()
             num_blocks = [len(table.blocks) for table in tables]
             batch = self._batch = DecodeBatch(decoding, tables, num_blocks, self.config.block_size, keys)
         return batch
@@ -327,7 +348,7 @@ class PagedPolicy(PoolPolicy):
         table = self._tables.pop(s.id, None)
         if (batch := self._batch) is not None and table is not None and table.place != NOWHERE:
             if type(batch.decoding) is DecodeGroup:
-                batch.leave(table.place, len(table.blocks), table.next_key)
+                batch.leave(table.place, len(table.blocks), self._key_due(table))
             else:
                 self._leave_batch()
         cache = self._cache

@@ -16,15 +16,19 @@ from plotly.subplots import make_subplots
 from hbmtwin import __version__
 from hbmtwin.dashboard.figures import GIB, inline, style
 from hbmtwin.dashboard.palette import ALARM
+<<<<<<< HEAD
 from hbmtwin.sim.phrases import Lang, Phrase, Said
+=======
+from hbmtwin.dashboard.run_replay_steps import MEASURED, PREDICTED, SYMBOLS, steps_part
+>>>>>>> main
 from hbmtwin.validation.run_replay.errors import ErrorRow
 from hbmtwin.validation.run_replay.kernels import KernelReplay
 from hbmtwin.validation.run_replay.memory import MemoryReplay
 from hbmtwin.validation.run_replay.report import RunReplay
+from hbmtwin.validation.run_replay.step_report import StepReplay
 
 MOST_POINTS = 2000
 """Steps drawn of a longer run: every n-th, and those that differ."""
-PREDICTED, MEASURED = "#0072B2", "#E69F00"
 LABELS = {
     "reserved": Phrase("Reserved", "预留"),
     "allocated": Phrase("Allocated", "已分配"),
@@ -48,7 +52,6 @@ KINDS = {
     "mixed": Phrase("mixed", "prefill 加 decode"),
     "decode": Phrase("decode", "decode"),
 }
-SYMBOLS = {"prefill": "square", "mixed": "diamond", "decode": "circle"}
 
 
 def write_run_replay(report: RunReplay, path: Path) -> None:
@@ -61,6 +64,7 @@ def write_run_replay(report: RunReplay, path: Path) -> None:
         facts=_rows(_facts(report)),
         memory=_absent(report.memory_absent) if report.memory is None else _memory(report, report.memory),
         kernels=_absent(report.kernels_absent) if report.kernels is None else _kernels(report.kernels),
+        steps=_absent(report.steps_absent) if report.steps is None else _steps(report.steps),
         version=html.escape(__version__),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +76,7 @@ def _facts(report: RunReplay) -> list[tuple[str, str]]:
     on = report.measured_on
     facts = [("result", report.directory), ("backend", report.backend)]
     facts.append(("memory measured on", on["memory"] or "nothing"))
+    facts.append(("steps measured on", on["steps"] or "nothing"))
     facts.append(("kernels measured on", on["kernels"] or "nothing"))
     facts.append(("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())))
     if report.memory is not None:
@@ -166,6 +171,13 @@ def _drawn(m: MemoryReplay, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     every = np.arange(0, n, -(-n // MOST_POINTS))
     keep = np.unique(np.concatenate([every, np.flatnonzero(predicted[:n] != measured[:n])[:MOST_POINTS], [n - 1]]))
     return m.steps[keep], predicted[keep], measured[keep]
+
+
+# -- whole steps -------------------------------------------------------------------------------------------------------
+
+
+def _steps(s: StepReplay) -> str:
+    return f"{steps_part(s)}\n{_errors(s.errors(), 'ns')}"
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import chain
 
 import simpy
@@ -28,7 +28,7 @@ from hbmtwin.sim.leap import Leap, batch_of, steps_within_window
 from hbmtwin.sim.oom_facts import complete_facts, refused_facts
 from hbmtwin.sim.recompute import RecomputeCounter
 from hbmtwin.sim.recorder import Counts, Recorder, RequestTimes
-from hbmtwin.sim.scheduler import Fail, Finished, Plan, Scheduler, Unfinished
+from hbmtwin.sim.scheduler import Fail, Finished, Plan, PlansAhead, Scheduler, Unfinished
 from hbmtwin.sim.standstill import LiveLockWatch, Standstill, deadlock
 from hbmtwin.workloads.records import Request, Source, Status
 
@@ -52,6 +52,8 @@ class Engine:
         self.config = config
         self.source = source
         self.scheduler = scheduler
+        self._planner = scheduler if isinstance(scheduler, PlansAhead) else None
+        """Plans each step before it has the tokens of the one before; None: after that."""
         self.kv = kv
         self._seen_by_waiting = kv if isinstance(kv, SeenByWaiting) else None
         self._steps_allocate = forward.allocates(kv)
@@ -111,8 +113,9 @@ class Engine:
         env, scheduler, kv, recorder, inbox = self.env, self.scheduler, self.kv, self.recorder, self._inbox
         keeps, window = kv if self.config.drops_tokens else None, self.config.window
         stuck, start = False, int(env.now)
+        ahead: Plan | None = None
         while not inbox.closed:
-            if stuck or not scheduler.has_work:
+            if ahead is None and (stuck or not scheduler.has_work):
                 stuck = False
                 self._wake = env.event()
                 yield self._wake
@@ -122,8 +125,11 @@ class Engine:
             before = None
             if recorder.last_row_ns < start:  # else a row of this moment stands already
                 before = self._entry_at()
-            plan = scheduler.schedule(kv)
-            self._note_changes(plan, start)
+            if ahead is None:
+                plan = scheduler.schedule(kv)
+                self._note_changes(plan, start)
+            else:
+                plan = ahead
             if plan.exhausted is not None:
                 if before is not None:
                     recorder.row(start, *before, kv)
@@ -144,7 +150,7 @@ class Engine:
                 self._ran_out(plan, error, start)
                 start = int(env.now)
                 continue
-            if plan.admitted:
+            if plan.admitted and ahead is None:
                 self._note_admitted(plan, start)
             decodes = plan.decodes
             leap = self._leap(plan, decodes, batch, start, changed)
@@ -153,7 +159,7 @@ class Engine:
             if self.config.validity is not None:
                 self.config.validity.count(batch, leap.steps)
             yield Last(env, end - start)
-            self._finish_leap(plan, decodes, leap, start, end, waiting)
+            ahead = self._finish_leap(plan, decodes, leap, start, end, waiting)
             start = end
         if self.standstill is not None:
             self.standstill = self.standstill._replace(time_ns=int(env.now))
@@ -181,35 +187,53 @@ class Engine:
 
     def _finish_leap(
         self, plan: Plan, decodes: Sequence[KVSequence], leap: Leap, start: int, now: int, waiting: int
-    ) -> None:
-        """*waiting*: requests in the queue when it began."""
+    ) -> Plan | None:
+        """*waiting*: requests in the queue when it began. Return the next plan, if it was made ahead."""
         k = leap.steps
         scheduler, recorder = self.scheduler, self.recorder
         recorder.now_ns = now
         running = scheduler.num_running
         # What running sequences held before the first step; each step adds its tokens, and padding is none of them.
         tokens, padded, padding = scheduler.running_tokens, scheduler.padding_tokens, plan.padding_tokens
+        planned = 0  # steps of the next plan, whose slots are taken and counted
         if k > 1:
             further, done = len(decodes) - padding, 1
+            if self._planner is not None:
+                planned = 1
+                self.kv.advance(decodes, 1)
             for step, time_ns in leap.rows_within(self._next_tick_ns, recorder.interval_ns):
                 self._advance(decodes, step - done)
                 done = step
                 self._row(time_ns, self._entry(tokens + step * further, padded + step * padding, running, waiting))
-            self._advance(decodes, k - done)
+            self._advance(decodes, k - done, planned)
             if self._steps_allocate:
                 self.forward.repeat(k - 1)
         else:  # leaps of more than one step hold no first token, and groups have theirs
             further = plan.tokens - padding
-            for s, new in plan.scheduled if not plan.forked else chain(plan.scheduled, ((s, 0) for s in plan.forked)):
+            scheduled: Iterable[tuple[KVSequence, int]] = plan.scheduled
+            if plan.forked:
+                scheduled = chain(scheduled, ((s, 0) for s in plan.forked))
+            elif plan.discarded:
+                scheduled = ((s, new) for s, new in scheduled if s.id in self._live)
+            for s, new in scheduled:
                 times = self._live[s.id]
                 if times.first_token_ns < 0 and s.num_computed_tokens + new == s.num_tokens:
                     times.first_token_ns = now
         if recorder.steps_wanted:
             recorder.leap(start, now - start, k, plan.everyone(), plan.preempted, leap.end_of)
         recorder.step += k
+        ahead, before = None, None
+        if self._planner is not None:
+            last_start = start if k == 1 else leap.end_of(k - 1)
+            ahead = self._planner.schedule_ahead(plan, k, self.kv, last_start)
+            self._note_changes(ahead, now)
+            self._note_admitted(ahead, last_start)
+            before = self._entry_at() if self._planner.ending else None
         finished = scheduler.commit(plan, k)
         if finished:  # both sides of the drop: what they held to the end, and what is left
-            self._row(now, self._entry(tokens + k * further, padded + k * padding, running, scheduler.num_waiting))
+            if before is None:
+                before = self._entry(tokens + k * further, padded + k * padding, running, scheduler.num_waiting)
+            self._row(now, before)
             for f in finished:
                 self._finish(f, now)
         if finished or now >= self._next_tick_ns or (leap.changed and k == 1):
@@ -218,11 +242,12 @@ class Engine:
             self.events += 1
             if self.events % 256 == 0:
                 self.progress(Progress(now / 1e9, self.completed, self.source.total_requests, scheduler.num_running))
+        return ahead if ahead is not None and (ahead.scheduled or ahead.group is not None) else None
 
-    def _advance(self, decodes: Sequence[KVSequence], steps: int) -> None:
-        """Bring memory to where *steps* further steps leave it."""
+    def _advance(self, decodes: Sequence[KVSequence], steps: int, planned: int = 0) -> None:
+        """Bring memory to where *steps* further steps leave it, *planned* of which have their slots already."""
         if steps:
-            self.kv.advance(decodes, steps)
+            self.kv.advance(decodes, steps - planned)
             if self._steps_allocate:
                 self.recorder.op_index += self.forward.repeated_operations * steps
 

@@ -287,10 +287,36 @@ def _check_scheduler(scenario: Scenario) -> None:
             f"scheduler.policy: {policy!r} counts the blocks of TensorRT-LLM's pool, which {told(scenario)} does not "
             "have; use vllm, or kv_cache.policy = 'paged'"
         )
+    if scenario.scheduler.async_scheduling:
+        _check_async(scenario)
     if policy == "max_utilization" and effective_oom(scenario) != "preempt":
         raise ScenarioError(
             f"memory.oom: max_utilization pauses requests, which is not what {_oom_said(scenario)} says; use preempt, "
             "or scheduler.policy = 'guaranteed_no_evict'"
+        )
+
+
+def _check_async(scenario: Scenario) -> None:
+    """Planning ahead is vLLM's, over blocks, with two batches under way."""
+    key, stages = "scheduler.async_scheduling", scenario.engine.pipeline_parallel_size
+    if scenario.scheduler.policy != "vllm":
+        raise ScenarioError(
+            f"{key}: {scenario.scheduler.policy!r} does not plan a step before the last one is done; use vllm"
+        )
+    if "plan_ahead" not in kv_policy(scenario).offers:
+        raise ScenarioError(
+            f"{key}: vLLM plans ahead over its blocks, whose keys follow, which {told(scenario)} does not have; leave "
+            "it out, or use kv_cache.policy = 'paged'"
+        )
+    if stages > 1:
+        raise ScenarioError(
+            f"{key}: vLLM then has {stages + 1} batches under way in a pipeline of {stages} stages, or {stages} with "
+            "its first model runner, which is not simulated; leave it out, or use engine.pipeline_parallel_size = 1"
+        )
+    if effective_oom(scenario) != "preempt":
+        raise ScenarioError(
+            f"memory.oom: vLLM preempts, and a step planned ahead ({key}) cannot be undone, as {_oom_said(scenario)} "
+            "asks; use preempt"
         )
 
 

@@ -81,7 +81,8 @@ class RecomputeCounter:
         if self._counted >= 0:
             window = self._window(now_ns, running_tokens)
             if s.id in self._reached:
-                self._take_back(s.id, computed, window)
+                if computed:  # else it ended while it waited: none of it was to be computed again
+                    self._take_back(s.id, computed, window)
                 del self._reached[s.id]
 
     def _take_back(self, id: int, computed: int, window: list[int]) -> None:

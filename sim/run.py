@@ -22,6 +22,7 @@ from hbmtwin.sim.result import Result
 from hbmtwin.sim.run_result import result_of
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.scheduler import Scheduler, SchedulerConfig, schedulers
+from hbmtwin.sim.schedulers.vllm_async import AsyncVllmScheduler
 from hbmtwin.sim.server_memory import ServerMemory
 from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.sim.traffic import source_of
@@ -127,9 +128,10 @@ def _scheduler(plan: ServerPlan) -> Scheduler:
         enable_chunked_prefill=s.enable_chunked_prefill,
         long_prefill_token_threshold=s.long_prefill_token_threshold,
         scheduling_policy=s.scheduling_policy,
+        async_scheduling=s.async_scheduling,
         schedule_conservativeness=s.schedule_conservativeness,
     )
-    make_scheduler: Any = schedulers.get(s.policy)
+    make_scheduler: Any = AsyncVllmScheduler if s.async_scheduling else schedulers.get(s.policy)
     scheduler: Scheduler = make_scheduler(config)
     return scheduler
 

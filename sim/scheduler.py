@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from hbmtwin.allocators.contract import KVPolicy
 from hbmtwin.allocators.decode_group import DecodeGroup
@@ -67,6 +67,7 @@ class Plan:
     __slots__ = (
         "admitted",
         "decoding",
+        "discarded",
         "dropped",
         "exhausted",
         "forked",
@@ -92,6 +93,9 @@ class Plan:
         self.admitted: list[Admitted] = []
         self.preempted: list[KVSequence] = []
         self.rejected = rejected
+        self.discarded: Sequence[KVSequence] = ()
+        """Those of ``scheduled`` that had ended before the step began, which was planned before: what it computes for
+        them is thrown away."""
         self.dropped: list[KVSequence] = []
         """Those of the rejected that ran, or were swapped out."""
         self.exhausted: tuple[KVSequence, Refused] | None = None
@@ -141,6 +145,8 @@ class SchedulerConfig:
     """Of ``vllm``: the most tokens that a request computes in a step; 0: no such bound."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Of ``vllm``: who is admitted first, and who gives way."""
+    async_scheduling: bool = False
+    """Of ``vllm``: plan a step while the one before it is computed."""
     schedule_conservativeness: float = 1.0
     """Of ``sglang``: a factor on how much room is kept for what running requests may generate."""
 
@@ -195,6 +201,22 @@ class Scheduler(Protocol):
 
     def unfinished(self) -> Iterator[Unfinished]:
         """Requests that are running or waiting."""
+        ...
+
+
+@runtime_checkable
+class PlansAhead(Protocol):
+    """A scheduler that plans a step before it has the tokens of the one before. ``running_tokens`` then has the slots
+    of what is planned; ``schedule`` is asked only where nothing is computed, ``commit`` behind ``schedule_ahead``."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether somebody ends with the step behind which the last plan was made."""
+        ...
+
+    def schedule_ahead(self, p: Plan, k: int, kv: KVPolicy, now_ns: int) -> Plan:
+        """Plan the step behind *k* steps of *p*, with what was known as the last of these began, at *now_ns*; who ends
+        with them still runs. Nothing may be scheduled in it. O(those that are not in the group + admitted)."""
         ...
 
 

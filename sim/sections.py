@@ -110,6 +110,9 @@ class SchedulerSection(Section):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="vllm only: who comes first and who gives way; priority: see workload.priorities"
     )
+    async_scheduling: bool = Field(
+        False, description="vllm only: plan a step while the one before it is computed; vLLM's own default since 0.14"
+    )
     schedule_conservativeness: float = Field(
         1.0, ge=0, le=1e6, description="sglang only: factor on the room that is kept for tokens to come"
     )

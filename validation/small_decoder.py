@@ -1,10 +1,13 @@
-"""A real decoder with random weights: the layer that benchmarks time, and the steps of a simulated schedule served.
+"""A real decoder with random weights: the layer that benchmarks time, and the steps of a simulated schedule.
 
 ::
 
     norm -> qkv -> rotary -> KV to its blocks -> attention -> output -> + -> norm -> gate, up -> silu -> down -> +
 
-Llama's layer in torch's own ops, whatever the device. Nothing is trained: tokens are random, times are not.
+Llama's layer in torch's own ops, whatever the device, and what its relatives have besides: biases, norms of queries and
+keys, norms behind attention and MLP (Gemma) or one for both (Cohere), an MLP without a gate, heads that are rotated in
+part, windows, a head tied to the embedding. Nothing is trained: weights are one piece of random values again and again,
+so that many gigabytes take seconds; times do not depend on them.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pandas as pd
 
 from hbmtwin.kernels.attention.interface import AttentionKernels
-from hbmtwin.kernels.records import BatchShape, ModelShape
+from hbmtwin.kernels.records import BatchShape, ModelShape, SmallParts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 EPSILON = 1e-5
+PIECE = (1 << 20) - 3
+"""Values that weights repeat: a prime, so that no two rows of a matrix are equal."""
 
 
 class Timer(Protocol):
@@ -40,6 +45,10 @@ class LayerShape(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    gated: bool = True
+    rotary_dim: int | None = None
+    """Elements of a head that are rotated; None: all."""
+    parts: SmallParts = SmallParts()
 
     @property
     def qkv_size(self) -> int:
@@ -52,7 +61,7 @@ class LayerShape(NamedTuple):
         return (
             (self.qkv_size, hidden),
             (hidden, self.num_heads * self.head_dim),
-            (2 * wide, hidden),
+            ((1 + self.gated) * wide, hidden),
             (hidden, wide),
         )
 
@@ -60,7 +69,14 @@ class LayerShape(NamedTuple):
 def shape_of(model: ModelShape) -> LayerShape:
     """The layer of a model."""
     return LayerShape(
-        model.hidden_size, model.intermediate_size, model.num_attention_heads, model.num_kv_heads, model.head_dim
+        model.hidden_size,
+        model.intermediate_size,
+        model.num_attention_heads,
+        model.num_kv_heads,
+        model.head_dim,
+        model.gated_mlp,
+        model.rotary_dim,
+        model.parts,
     )
 
 
@@ -70,42 +86,87 @@ class Layer(NamedTuple):
     qkv: Tensor
     output: Tensor
     gate_up: Tensor
+    """Without a gate the first of an MLP's two."""
     down: Tensor
     norms: Tensor
-    """(2, hidden)."""
+    """(norms, hidden), in the order in which they are applied."""
+    norm_biases: Tensor | None = None
+    """None: root mean square alone."""
+    biases: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] = (None, None, None, None)
+    """Of the four matrices."""
+    head_norms: tuple[Tensor, Tensor] | None = None
+    """Of queries and of keys: as long as a head, or as all of them."""
 
 
 def attention_inputs(layer: Layer, shape: LayerShape, x: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of packed tokens *x* (tokens, hidden); *rotary* is :func:`rotary_table`'s."""
-    from torch.nn.functional import linear, rms_norm
+    from torch.nn.functional import linear
 
-    normed = rms_norm(x, (shape.hidden_size,), layer.norms[0], EPSILON)
-    heads = linear(normed, layer.qkv).view(x.size(0), -1, shape.head_dim)
+    heads = linear(_normed(layer, 0, x), layer.qkv, layer.biases[0]).view(x.size(0), -1, shape.head_dim)
     rotated = shape.num_heads + shape.num_kv_heads
+    if layer.head_norms is not None:
+        heads = _heads_normed(layer.head_norms, shape, heads)
     turned = _rotated(heads[:, :rotated], rotary)
     return turned[:, : shape.num_heads], turned[:, shape.num_heads :], heads[:, rotated:]
 
 
 def after_attention(layer: Layer, shape: LayerShape, x: Tensor, attended: Tensor) -> Tensor:
     """The residual stream behind the layer."""
-    from torch.nn.functional import linear, rms_norm, silu
+    from torch.nn.functional import linear
 
-    x = x + linear(attended.reshape(x.size(0), -1), layer.output)
-    gate_up = linear(rms_norm(x, (shape.hidden_size,), layer.norms[1], EPSILON), layer.gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return x + linear(silu(gate) * up, layer.down)
+    attended = linear(attended.reshape(x.size(0), -1), layer.output, layer.biases[1])
+    norms = shape.parts.norms
+    if norms == 1:  # attention and MLP side by side, behind one norm
+        return x + attended + _mlp(layer, shape, _normed(layer, 0, x))
+    if norms == 4:
+        x = x + _normed(layer, 1, attended)
+        return x + _normed(layer, 3, _mlp(layer, shape, _normed(layer, 2, x)))
+    x = x + attended
+    return x + _mlp(layer, shape, _normed(layer, 1, x))
+
+
+def _mlp(layer: Layer, shape: LayerShape, x: Tensor) -> Tensor:
+    from torch.nn.functional import gelu, linear, silu
+
+    wide = linear(x, layer.gate_up, layer.biases[2])
+    if not shape.gated:
+        return linear(gelu(wide), layer.down, layer.biases[3])
+    gate, up = wide.chunk(2, dim=-1)
+    return linear(silu(gate) * up, layer.down, layer.biases[3])
+
+
+def _normed(layer: Layer, which: int, x: Tensor) -> Tensor:
+    from torch.nn.functional import layer_norm, rms_norm
+
+    if layer.norm_biases is not None:
+        return layer_norm(x, x.shape[-1:], layer.norms[which], layer.norm_biases[which], EPSILON)
+    return rms_norm(x, x.shape[-1:], layer.norms[which], EPSILON)
+
+
+def _heads_normed(norms: tuple[Tensor, Tensor], shape: LayerShape, heads: Tensor) -> Tensor:
+    import torch
+    from torch.nn.functional import rms_norm
+
+    parts = list(heads.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1))
+    for i, weight in enumerate(norms):
+        wide = parts[i] if weight.size(0) == shape.head_dim else parts[i].flatten(1)
+        parts[i] = rms_norm(wide, weight.shape, weight, EPSILON).view_as(parts[i])
+    return torch.cat(parts, dim=1)
 
 
 def _rotated(heads: Tensor, rotary: Tensor) -> Tensor:
     import torch
 
-    half = heads.size(-1) // 2
+    width = rotary.size(-1)
+    if width < heads.size(-1):
+        return torch.cat((_rotated(heads[..., :width], rotary), heads[..., width:]), dim=-1) if width else heads
+    half = width // 2
     turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
     return heads * rotary[0] + turned * rotary[1]
 
 
 def rotary_table(torch: Any, positions: Tensor, head_dim: int, dtype: Any) -> Tensor:
-    """cos and sin of the positions: (2, tokens, 1, head_dim)."""
+    """cos and sin of the positions: (2, tokens, 1, head_dim), or as many elements of a head as are rotated."""
     inverse = 1.0 / 10_000 ** (torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
     angles = torch.outer(positions.float(), inverse).repeat(1, 2)
     table: Tensor = torch.stack((angles.cos(), angles.sin()))[:, :, None].to(dtype)
@@ -127,24 +188,39 @@ class Sequences(NamedTuple):
 
 
 class SmallDecoder:
-    """A whole model in one process, its KV in blocks: each step takes packed tokens to one logit row a sequence."""
+    """A whole model in one process, its KV in blocks: each step takes packed tokens to one logit row a sequence.
+
+    *num_layers*: only the first so many are made.
+    """
 
     def __init__(
-        self, model: ModelShape, kernels: AttentionKernels, *, dtype: str, num_blocks: int, block_size: int, seed: int
+        self,
+        model: ModelShape,
+        kernels: AttentionKernels,
+        *,
+        dtype: str,
+        num_blocks: int,
+        block_size: int,
+        seed: int,
+        num_layers: int | None = None,
     ) -> None:
         import torch
 
         self.model, self.kernels, self.shape = model, kernels, shape_of(model)
         self.block_size, self.num_blocks = block_size, num_blocks
+        made = model.num_layers if num_layers is None else num_layers
         self._torch: Any = torch
         self._dtype = getattr(torch, dtype)
-        self._generator = torch.Generator().manual_seed(seed)
-        self.layers = [self._layer() for _ in range(model.num_layers)]
+        self._piece = self._random_piece(seed)
+        self.layers = [self._layer() for _ in range(made)]
         self._embedding = self._random(model.vocab_size, model.hidden_size)
-        self._head = self._random(model.vocab_size, model.hidden_size)
-        self._norm = torch.ones(model.hidden_size, dtype=self._dtype, device=kernels.device)
-        caches = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
-        self._caches = [(self._zeros(*caches), self._zeros(*caches)) for _ in range(model.num_layers)]
+        tied = model.tie_word_embeddings
+        self._head = self._embedding if tied else self._random(model.vocab_size, model.hidden_size)
+        self._norm = self._ones(model.hidden_size)
+        caches = (num_blocks * block_size * model.num_kv_heads, model.head_dim)
+        shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
+        self._caches = [(self._random(*caches).view(shape), self._random(*caches).view(shape)) for _ in range(made)]
+        self._windows = model.layer_windows[:made] or (0,) * made
         self._free = list(range(num_blocks - 1, -1, -1))
         self._blocks: dict[int, list[int]] = {}
         self._scale = model.head_dim**-0.5
@@ -154,8 +230,17 @@ class SmallDecoder:
         for gone in self._blocks.keys() - set(ids):
             self._free += reversed(self._blocks.pop(gone))
 
-    def step(self, s: Sequences) -> Tensor:
-        """The next token of each sequence. Sequences that decode come behind those that prefill, as packed here."""
+    def place_in_turn(self, ids: Sequence[int], lens: Sequence[int]) -> None:
+        """Give sequences the blocks of so many tokens, a block each in turn, as those that grow together have them."""
+        counts = [-(-length // self.block_size) for length in lens]
+        for column in range(max(counts, default=0)):
+            for id_, count in zip(ids, counts, strict=True):
+                if column < count:
+                    self._blocks.setdefault(id_, []).append(self._free.pop())
+
+    def step(self, s: Sequences, num_layers: int | None = None) -> Tensor:
+        """The next token of each sequence, through the first *num_layers* or all. Sequences that decode come behind
+        those that prefill, as packed here."""
         import torch
         from torch.nn.functional import embedding, linear, rms_norm
 
@@ -166,20 +251,32 @@ class SmallDecoder:
         device = self.kernels.device
         positions = torch.cat([torch.arange(length - n, length) for n, length in zip(new, lens, strict=True)])
         table, slots = self._tables(ids, new, lens)
-        tokens = torch.zeros(len(positions), dtype=torch.int64, device=device)
-        rotary = rotary_table(torch, positions.to(device), self.shape.head_dim, self._dtype)
+        tokens = (positions * 7919 % self.model.vocab_size).to(device)
+        rotated = self.shape.head_dim if self.shape.rotary_dim is None else self.shape.rotary_dim
+        rotary = rotary_table(torch, positions.to(device), rotated, self._dtype)
         x = embedding(tokens, self._embedding)
         prompts = sum(n > 1 for n in new)
-        for layer, (k_cache, v_cache) in zip(self.layers, self._caches, strict=True):
+        layers = zip(self.layers[:num_layers], self._caches[:num_layers], self._windows[:num_layers], strict=True)
+        for layer, (k_cache, v_cache), window in layers:
             q, k, v = attention_inputs(layer, self.shape, x, rotary)
             self.kernels.write_kv(k, v, k_cache, v_cache, slots=slots)
-            x = after_attention(layer, self.shape, x, self._attend(q, k_cache, v_cache, table, new, lens, prompts))
+            attended = self.attend(q, k_cache, v_cache, table, new, lens, prompts, window)
+            x = after_attention(layer, self.shape, x, attended)
         last = torch.tensor(new, device=device).cumsum(0) - 1
         return linear(rms_norm(x[last], (self.shape.hidden_size,), self._norm, EPSILON), self._head).argmax(-1)
 
-    def _attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, new: list[int], lens: list[int], prompts: int
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        table: Tensor,
+        new: list[int],
+        lens: list[int],
+        prompts: int,
+        window: int,
     ) -> Tensor:
+        """A layer's attention: of the first *prompts* sequences, then of those that decode."""
         torch, parts, split = self._torch, [], sum(new[:prompts])
         if prompts:
             parts.append(
@@ -191,6 +288,7 @@ class SmallDecoder:
                     q_lens=new[:prompts],
                     context_lens=lens[:prompts],
                     scale=self._scale,
+                    window=window,
                 )
             )
         if prompts < len(new):
@@ -202,6 +300,7 @@ class SmallDecoder:
                     block_table=table[prompts:],
                     context_lens=lens[prompts:],
                     scale=self._scale,
+                    window=window,
                 )
             )
         attended: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -222,18 +321,42 @@ class SmallDecoder:
         return table.to(self.kernels.device), torch.tensor(slots, device=self.kernels.device)
 
     def _layer(self) -> Layer:
-        qkv, output, gate_up, down = (self._random(*size) for size in self.shape.matrices())
-        ones = self._torch.ones(2, self.shape.hidden_size, dtype=self._dtype, device=self.kernels.device)
-        return Layer(qkv, output, gate_up, down, ones)
+        shape, parts = self.shape, self.shape.parts
+        sizes = shape.matrices()
+        qkv, output, gate_up, down = (self._random(*size) for size in sizes)
+        with_bias = (parts.qkv_bias, parts.output_bias, parts.mlp_bias, parts.mlp_bias)
+        biases = [
+            self._random(1, rows).view(-1) if there else None for (rows, _), there in zip(sizes, with_bias, strict=True)
+        ]
+        head_norms = None
+        if parts.query_key_norm != "none":
+            each = [1, 1] if parts.query_key_norm == "head" else [shape.num_heads, shape.num_kv_heads]
+            head_norms = (self._ones(each[0] * shape.head_dim), self._ones(each[1] * shape.head_dim))
+        return Layer(
+            qkv,
+            output,
+            gate_up,
+            down,
+            self._ones(parts.norms, shape.hidden_size),
+            self._random(parts.norms, shape.hidden_size) if parts.norm_bias else None,
+            (biases[0], biases[1], biases[2], biases[3]),
+            head_norms,
+        )
+
+    def _random_piece(self, seed: int) -> Tensor:
+        generator = self._torch.Generator().manual_seed(seed)
+        made: Tensor = self._torch.randn(PIECE, generator=generator).to(self._dtype).to(self.kernels.device)
+        return made
 
     def _random(self, rows: int, columns: int) -> Tensor:
-        made = self._torch.randn(rows, columns, generator=self._generator) * columns**-0.5
-        random: Tensor = made.to(self._dtype).to(self.kernels.device)
-        return random
+        made: Tensor = self._torch.empty(rows, columns, dtype=self._dtype, device=self.kernels.device)
+        for part in made.view(-1).split(PIECE):
+            part.copy_(self._piece[: part.numel()])
+        return made.mul_(columns**-0.5)
 
-    def _zeros(self, *size: int) -> Tensor:
-        zeros: Tensor = self._torch.zeros(*size, dtype=self._dtype, device=self.kernels.device)
-        return zeros
+    def _ones(self, *size: int) -> Tensor:
+        ones: Tensor = self._torch.ones(*size, dtype=self._dtype, device=self.kernels.device)
+        return ones
 
 
 class Served(NamedTuple):

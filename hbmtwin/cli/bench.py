@@ -320,6 +320,4 @@ def _print_profile(profile: Profile, out: Path) -> None:
         found = f"more than the peak of {profile.device}: {', '.join(above)}; it, its ranks or the model are others"
         console.print(f"note: {escape(found)}")
     use = f"a scenario of this device names it: calibration.profile = {str(out)!r}"
-    if profile.device == "cpu":
-        use = "no engine's memory rules are known of a CPU, so no scenario names it; see docs/calibration.md"
     console.print(f"Written to {escape(str(out))}; {escape(use)}.", style="dim")

@@ -1,8 +1,9 @@
-"""``hbmtwin validate run``: a finished run on the real allocator and on attention kernels, and what it prints."""
+"""``hbmtwin validate run``: a finished run on the real allocator and step by step on a real decoder."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from hbmtwin.validation.run_replay.kernels import KernelReplay
     from hbmtwin.validation.run_replay.memory import MemoryReplay
     from hbmtwin.validation.run_replay.report import RunReplay
+    from hbmtwin.validation.run_replay.step_report import StepReplay
+    from hbmtwin.validation.run_replay.steps import StepOptions
 
 PAGE, SUMMARY = "validate_run.html", "validate_run.json"
 MOST_OPERATIONS = 10**7
@@ -40,7 +43,7 @@ def validate_run(
     backend: Annotated[
         ReplayOn,
         typer.Option(
-            help="emulated: memory, by the real torch_npu on an emulated driver; cpu: attention kernels; "
+            help="emulated: memory, by the real torch_npu on an emulated driver; cpu: whole steps on a decoder; "
             "npu, cuda: both, on a device."
         ),
     ] = ReplayOn.EMULATED,
@@ -52,20 +55,33 @@ def validate_run(
             help="Operations replayed, from the first on; default: 300,000, on a device 50,000.",
         ),
     ] = None,
-    max_steps: Annotated[int, typer.Option(min=1, max=100_000, help="Steps whose kernels are timed.")] = 24,
+    steps: Annotated[
+        int, typer.Option("--steps", "--max-steps", min=1, max=100_000, help="Steps that are measured, by batch size.")
+    ] = 24,
+    layers: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Layers that are measured at most; default: all that fit.")
+    ] = None,
+    limit_s: Annotated[
+        float, typer.Option(min=1, max=86_400, help="Seconds that whole steps may take; fewer are measured to hold it.")
+    ] = 120,
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="Of a CPU; 0: as torch has them.")] = 1,
+    attention_only: Annotated[bool, typer.Option("--attention-only", help="No whole steps: attention alone.")] = False,
     out: Annotated[
         Path | None, typer.Option(help=f"Directory for {PAGE} and {SUMMARY}; nothing is written without.")
     ] = None,
     json_: Json = False,
 ) -> int:
-    """Replay a finished run beside the real thing: every allocation, and the attention of its batches.
+    """Replay a finished run beside the real thing: every allocation, and its steps on a real decoder.
 
     The run needs two tables: --set results.steps=true --set results.memory_trace=true, and
     memory.activations=per_layer for every tensor of its steps.
     """
     if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"{out} is no directory; name another one for --out")
-    report = _replay(result_dir, backend.value, max_operations, max_steps)
+    from hbmtwin.validation.run_replay.steps import StepOptions
+
+    options = StepOptions(steps, layers, limit_s, threads)
+    report = _replay(result_dir, backend.value, max_operations, options, attention_only)
     if out is not None:
         from hbmtwin.dashboard.run_replay_page import write_run_replay
 
@@ -80,7 +96,9 @@ def validate_run(
     return OK if report.agrees else DIFFERS
 
 
-def _replay(directory: Path, backend: str, max_operations: int | None, max_steps: int) -> RunReplay:
+def _replay(
+    directory: Path, backend: str, max_operations: int | None, options: StepOptions, attention_only: bool
+) -> RunReplay:
     """Raise what becomes a line of stderr: 1 where the real thing is not there, 2 for a run that it cannot do."""
     from hbmtwin.cli.progress import progress_of_runs
     from hbmtwin.cli.validate import NothingRun, Unavailable
@@ -95,7 +113,13 @@ def _replay(directory: Path, backend: str, max_operations: int | None, max_steps
     try:
         with progress_of_runs() as finished:
             return replay_run(
-                directory, names[backend], max_operations=max_operations, max_steps=max_steps, done=finished
+                directory,
+                names[backend],
+                max_operations=max_operations,
+                options=options,
+                attention_only=attention_only,
+                told=partial(typer.echo, err=True),
+                done=finished,
             )
     except (EmulatorUnavailable, DeviceUnavailable, BackendUnavailable, WorkerDied) as error:
         raise Unavailable(str(error)) from None
@@ -116,10 +140,14 @@ def print_run_replay(console: Console, report: RunReplay) -> None:
         _print_memory(console, report, report.memory)
     else:
         console.print(f"\nmemory: {escape(report.memory_absent)}", soft_wrap=True)
+    if report.steps is not None:
+        _print_steps(console, report.steps)
+    else:
+        console.print(f"\nwhole steps: {escape(report.steps_absent)}", soft_wrap=True)
     if report.kernels is not None:
         _print_kernels(console, report.kernels)
     else:
-        console.print(f"\nkernels: {escape(report.kernels_absent)}", soft_wrap=True)
+        console.print(f"\nattention alone: {escape(report.kernels_absent)}", soft_wrap=True)
 
 
 def _print_memory(console: Console, report: RunReplay, m: MemoryReplay) -> None:
@@ -143,6 +171,18 @@ def _print_memory(console: Console, report: RunReplay, m: MemoryReplay) -> None:
     print_errors(console, report.memory_errors())
     for words in m.not_compared:
         console.print(f"  not compared: {escape(words)}", soft_wrap=True)
+
+
+def _print_steps(console: Console, s: StepReplay) -> None:
+    from rich.markup import escape
+
+    console.print(f"\n[bold]whole steps[/bold], measured on {escape(s.measured_on)}, {s.clock} time", soft_wrap=True)
+    console.print(f"  predicted for {escape(s.predicted_for)}: {escape(s.basis)}; {s.layers_in_words} measured")
+    for note in s.notes:
+        console.print(f"  {escape(note)}", soft_wrap=True)
+    for words in s.in_words:
+        console.print(f"  {escape(words)}", soft_wrap=True)
+    print_errors(console, s.errors())
 
 
 def _print_kernels(console: Console, k: KernelReplay) -> None:

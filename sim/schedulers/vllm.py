@@ -43,10 +43,11 @@ from hbmtwin.sim.schedulers.priority_queue import PriorityQueue, order
 class VllmScheduler(QueueScheduler):
     """Decodes before prefills, prompts in chunks, first come first served or by priority: vLLM's since its v1 engine.
 
-    It is ``vllm/v1/core/sched/scheduler.py`` of 0.27, without drafts, adapters and asynchronous scheduling. A request
-    that would pass ``max_model_len`` is rejected when it is queued. One that could never run is rejected at the head of
-    the queue, where vLLM would wait for ever: refused by the KV policy (``kv_capacity``), or, where prompts are not cut
-    into chunks, over the budget (``max_num_batched_tokens``). At once, but with a pool of blocks when nobody runs: one
+    It is ``vllm/v1/core/sched/scheduler.py`` of 0.27, without drafts and adapters; with ``async_scheduling``
+    :class:`~hbmtwin.sim.schedulers.vllm_async.AsyncVllmScheduler` takes its place. A request that would pass
+    ``max_model_len`` is rejected when it is queued. One that could never run is rejected at the head of the queue,
+    where vLLM would wait for ever: refused by the KV policy (``kv_capacity``), or, where prompts are not cut into
+    chunks, over the budget (``max_num_batched_tokens``). At once, but with a pool of blocks when nobody runs: one
     longest request fits there by the check of the start, and a prefix cache may yet find more of a prompt.
     """
 

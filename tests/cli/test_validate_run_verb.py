@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hbmtwin.kernels.attention.backends import BackendUnavailable, load
 from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.validation.emulated import EmulatorUnavailable, build, npu
@@ -74,10 +75,12 @@ def test_a_run_without_a_difference_on_screen_as_json_and_as_a_page(
         "no difference in memory\nrun: llama-2-7b on ascend-910b4, doubling, activations peak\n"
     )
     assert "memory, measured on torch_npu 2.13.0 on the emulated driver\n" in answer.out
-    assert "kernels: The emulated driver computes nothing: no kernel was run and no time measured." in answer.out
+    assert (
+        "attention alone: The emulated driver computes nothing: no kernel was run and no time measured." in answer.out
+    )
     found = json.loads((tmp_path / "replay" / "validate_run.json").read_text(encoding="utf-8"))
     assert found["agrees"] is True
-    assert found["measured_on"] == {"memory": "torch_npu 2.13.0 on the emulated driver", "kernels": ""}
+    assert found["measured_on"] == {"memory": "torch_npu 2.13.0 on the emulated driver", "kernels": "", "steps": ""}
     assert {row["quantity"]: row["mape_percent"] for row in found["memory"]["errors"]} == {
         "reserved": 0.0,
         "allocated": 0.0,
@@ -320,3 +323,86 @@ def test_a_device_that_is_not_there(shell: Shell, recorded: Recorded, backend: s
     answer = shell("validate", "run", result, "--backend", backend)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.endswith("; --backend emulated needs no device\n")
+
+
+# -- whole steps -------------------------------------------------------------------------------------------------------
+
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 300,
+    "max_position_embeddings": 1024,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def on_cpu(shell: Shell, tmp_path: Path) -> Path:
+    """A run on this CPU, made from the command line alone."""
+    try:
+        load("cpu")
+    except BackendUnavailable as missing:
+        pytest.skip(str(missing))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    keys = (
+        *("device.name=cpu", "calibration.profile=cpu-epyc-1-thread", "model.name=config.json", "results.steps=true"),
+        *(
+            "workload.num_prompts=6",
+            "workload.prompt_tokens=30",
+            "workload.output_tokens=8",
+            "device.memory_bytes=4GiB",
+        ),
+    )
+    answer = shell("run", *(word for key in keys for word in ("--set", key)), "--out", tmp_path / "cpu")
+    assert answer.code == 0, answer.err
+    return tmp_path / "cpu"
+
+
+def test_a_cpus_run_is_held_to_a_decoder_on_it(shell: Shell, on_cpu: Path, tmp_path: Path) -> None:
+    answer = shell("validate", "run", on_cpu, "--backend", "cpu", "--steps", 4, "--out", tmp_path / "V")
+    assert answer.code == 0, answer.err
+    assert answer.err.startswith("measuring 4 of ")
+    assert " steps through all 3 layers, in 9 rounds: about 1 s, and 120 s at most (--limit-s)" in answer.err
+    assert answer.out.startswith("steps only: times are reported, not judged\n")
+    assert "whole steps, measured on a decoder over cpu-flash on " in answer.out
+    assert "  predicted for cpu: calibrated on cpu, profile cpu-epyc-1-thread; all 3 layers measured\n" in answer.out
+    assert "  Attention's share of a step: predicted " in answer.out
+    assert "attention alone: Attention was timed in its place, within whole steps.\n" in answer.out
+    found = json.loads((tmp_path / "V" / "validate_run.json").read_text(encoding="utf-8"))["step_times"]
+    assert found["same_device"] is True
+    assert len(found["steps"]["measured_ns"]) == 4
+    assert min(found["steps"]["measured_ns"]) > 10_000
+    assert 0 < found["attention_share"]["measured"] < 1
+    page = (tmp_path / "V" / "validate_run.html").read_text(encoding="utf-8")
+    assert "Whole steps: predicted and measured" in page
+    assert "through all 3 layers" in page
+
+
+def test_fewer_layers_attention_alone_and_a_model_that_no_decoder_here_does(
+    shell: Shell, on_cpu: Path, recorded: Recorded
+) -> None:
+    some = json.loads(
+        shell("validate", "run", on_cpu, "--backend", "cpu", "--max-steps", 2, "--layers", 1, "--json").out
+    )
+    assert (some["step_times"]["layers_measured"], some["step_times"]["num_layers"]) == (1, 3)
+    assert any("Measured 1 of 3 layers" in note for note in some["step_times"]["notes"])
+    alone = shell("validate", "run", on_cpu, "--backend", "cpu", "--steps", 2, "--attention-only")
+    assert alone.err == ""
+    assert "whole steps: Not asked for: --attention-only.\n" in alone.out
+    assert "attention, measured on cpu-flash on " in alone.out
+    other = shell("validate", "run", recorded("results.memory_trace=false"), "--backend", "cpu", "--steps", 1)
+    assert other.code == 0
+    assert "whole steps: kv_cache.policy = 'contiguous' keeps KV in one piece a sequence, and the decoder" in other.out
+    assert "attention, measured on cpu-flash on " in other.out
+
+
+@pytest.mark.parametrize("wrong", [("--steps", 0), ("--layers", 0), ("--limit-s", 0), ("--threads", -1)])
+def test_numbers_out_of_range_are_refused(shell: Shell, tmp_path: Path, wrong: tuple[str, int]) -> None:
+    answer = shell("validate", "run", tmp_path, "--backend", "cpu", *wrong)
+    assert answer.code == 2
+    assert f"Invalid value for '{wrong[0]}'" in answer.err

@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from hbmtwin.validation.run_replay.memory import MemoryReplay, OomPoint
 
 import hbmtwin.dashboard
 from hbmtwin.api import RULES, Result, Scenario, run

@@ -268,9 +268,17 @@ def _scheduler(pick: Pick, keys: Keys, short: bool) -> Keys:
             "scheduler.long_prefill_token_threshold": pick(0, 0, 40, 6),
             "scheduler.scheduling_policy": pick("fcfs", "priority"),
         }
+        if _may_plan_ahead(keys):
+            chosen["scheduler.async_scheduling"] = pick(False, True, True)
     if keys.get("kv_cache.enable_prefix_caching") and keys["kv_cache.policy"] == "paged" and policy != "vllm_v0":
         chosen["results.cache_events"] = pick(False, False, False, True)
     return chosen
+
+
+def _may_plan_ahead(keys: Keys) -> bool:
+    """Blocks of one kind, whose keys follow, and one batch at a time."""
+    of_groups = {"kv_cache.retention", "kv_cache.mamba_cache_mode"} & keys.keys()
+    return keys["kv_cache.policy"] == "paged" and not of_groups and keys["engine.pipeline_parallel_size"] == 1
 
 
 def _traffic(pick: Pick, keys: Keys, short: bool) -> Keys:
@@ -383,7 +391,7 @@ def _between_turns(pick: Pick, keys: Keys, samples: int) -> str:
 
 def _out_of_memory(pick: Pick, keys: Keys) -> Keys:
     """What ``memory.oom`` may say; ``preempt`` is drawn more often than the others."""
-    if keys["scheduler.policy"] == "max_utilization":
+    if keys["scheduler.policy"] == "max_utilization" or keys.get("scheduler.async_scheduling"):
         return {"memory.oom": "preempt"}
     cannot_undo = keys["kv_cache.policy"] == "contiguous" and keys["kv_cache.copy_scope"] == "tensor"
     if cannot_undo and keys["kv_cache.growth"] != "static":

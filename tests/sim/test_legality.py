@@ -18,6 +18,7 @@ from hbmtwin.sim.scheduler import schedulers
 CONTIGUOUS = "kv_cache.policy=contiguous"
 ALLOCATORS, POLICIES, SCHEDULERS = map(", ".join, (device_allocators.names(), named_by_users(), schedulers.names()))
 
+ASYNC = "scheduler.async_scheduling=true"
 VIRTUAL = "kv_cache.policy=virtual"
 V0 = ("kv_cache.version=v0", "scheduler.policy=vllm_v0")
 
@@ -117,6 +118,25 @@ ILLEGAL: list[tuple[list[str], str]] = [
         ["scheduler.policy=max_utilization", "memory.oom=reject"],
         "memory.oom: max_utilization pauses requests, which is not what 'reject' says; use preempt, or "
         "scheduler.policy = 'guaranteed_no_evict'",
+    ),
+    (
+        [ASYNC, "scheduler.policy=prefill_first"],
+        "scheduler.async_scheduling: 'prefill_first' does not plan a step before the last one is done; use vllm",
+    ),
+    (
+        [ASYNC, "kv_cache.policy=radix"],
+        "scheduler.async_scheduling: vLLM plans ahead over its blocks, whose keys follow, which radix does not have; "
+        "leave it out, or use kv_cache.policy = 'paged'",
+    ),
+    (
+        [ASYNC, "engine.pipeline_parallel_size=2"],
+        "scheduler.async_scheduling: vLLM then has 3 batches under way in a pipeline of 2 stages, or 2 with its first "
+        "model runner, which is not simulated; leave it out, or use engine.pipeline_parallel_size = 1",
+    ),
+    (
+        [ASYNC, "memory.oom=reject"],
+        "memory.oom: vLLM preempts, and a step planned ahead (scheduler.async_scheduling) cannot be undone, as "
+        "'reject' asks; use preempt",
     ),
     (
         ["workload.samples=4", "workload.users=2"],

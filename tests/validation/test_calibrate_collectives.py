@@ -63,7 +63,7 @@ def test_latencies_and_bandwidth_come_back_beside_the_kernels() -> None:
     )
     assert {key: c for key, c in found.items() if key in alone.profile.coefficients} == alone.profile.coefficients
     assert both.profile.validity["tensor_parallel_size"] == (1, 8)
-    assert both.profile.validity["allreduce_bytes"] == (8192, SIZES[-1])
+    assert both.profile.validity["allreduce_bytes"] == (0, SIZES[-1])
     assert alone.profile.validity["tensor_parallel_size"] == (1, 1)
     assert [row.op for row in both.cross_validated][-1] == "all_reduce"
     assert both.cross_validated[-1].points == 21
@@ -127,6 +127,18 @@ def test_a_device_s_eager_calls_tell_no_latency_and_graphs_tell_both() -> None:
     assert fit.links.latency_ns == pytest.approx(LATENCY, rel=1e-3)
     assert left_out == ("all_reduce: 21 points of eager calls, since an engine replays graphs",)
     assert fit_links(kernels(), 5) == (None, ())
+
+
+def test_nccl_s_latency_is_a_bound_and_hccl_s_a_figure() -> None:
+    """Seven sizes of two ranks, twice and without noise, are an H, but where engines have a kernel of their own."""
+    letters = {}
+    for backend, device in (("cuda", "h200"), ("npu", "ascend-910b2")):
+        own = replace(measured(op="all_reduce_in_graph", ranks=(2,)), backend=backend)
+        twice = replace(own, points=own.points * 2)
+        both = joined([replace(kernels(), backend=backend), twice])
+        found = calibrate(both, name="p", made="m", device=device).profile.coefficients
+        letters[backend] = (found["allreduce_ns.2"].confidence, found["link_bandwidth_bytes_per_s"].confidence)
+    assert letters == {"cuda": ("L", "H"), "npu": ("H", "H")}
 
 
 def test_too_little_is_refused() -> None:

@@ -23,6 +23,7 @@ from hbmtwin.validation.run_replay.interleaved import Interleaved, interleave
 from hbmtwin.validation.run_replay.kernels import NoKernels
 from hbmtwin.validation.run_replay.memory import MemoryReplay, replay_memory
 from hbmtwin.validation.run_replay.source import RecordedRun, load_run
+from hbmtwin.validation.run_replay.steps import StepOptions
 
 AS_A_DEVICE = """
 import ctypes, sys
@@ -193,6 +194,7 @@ def test_the_whole_of_a_device_in_one_report(
 
     class Here:
         __version__ = "2.13.0"
+        get_num_threads = staticmethod(lambda: 1)
         inference_mode = staticmethod(nullcontext)
 
     command = recorded.command(AS_A_DEVICE + INTERLEAVED)
@@ -200,15 +202,17 @@ def test_the_whole_of_a_device_in_one_report(
     monkeypatch.setattr(run_replay_backends, "interleave", partial(interleave, command=command))
     monkeypatch.setattr(run_replay_kernels, "kernels_for", lambda backend, kind: Named())
     monkeypatch.setattr(run_replay_kernels, "load", lambda backend: Here())
-    monkeypatch.setattr(run_replay_kernels, "_device_name", lambda torch, backend: "Ascend910B2")
-    report = run_replay_backends.replay_run(recorded.folder / "result", "npu", max_steps=2)
+    monkeypatch.setattr(run_replay_kernels, "device_called", lambda torch, backend: "Ascend910B2")
+    report = run_replay_backends.replay_run(recorded.folder / "result", "npu", options=StepOptions(steps=2))
     assert report.agrees
     assert report.memory is not None
     assert report.memory.checks[-1].name == "bytes after each step, with kernels between the operations"
     assert report.measured_on == {
         "memory": "torch_npu 2.13.0 on Ascend910B2",
         "kernels": "npu-flash on Ascend910B2, torch 2.13.0",
+        "steps": "",
     }
+    assert "keeps KV in one piece a sequence, and the decoder here in blocks." in report.steps_absent
     assert report.kernels is not None
     assert not report.kernels.same_device, "the run is of another Ascend"
     assert report.kernels.steps.tolist() == [0, 1]

@@ -16,7 +16,8 @@ from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.run_replay.errors import error_row
-from hbmtwin.validation.run_replay.kernels import NoKernels, _is_it, all_batches, replay_kernels
+from hbmtwin.validation.run_replay.kernels import NoKernels, all_batches, replay_kernels
+from hbmtwin.validation.run_replay.predicted import is_it
 from hbmtwin.validation.run_replay.sampling import Batch, sample
 from hbmtwin.validation.run_replay.source import RecordedRun, load_run
 
@@ -233,5 +234,5 @@ def test_the_cpus_own_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "same"), [("Ascend910B4", True), ("Ascend910B2", False)])
 def test_a_prediction_is_for_the_device_that_calls_itself_so(name: str, same: bool) -> None:
-    assert _is_it(device("ascend-910b4"), "npu", name) is same
-    assert not _is_it(device("ascend-910b4"), "cpu", name)
+    assert is_it(device("ascend-910b4"), "npu", name) is same
+    assert not is_it(device("ascend-910b4"), "cpu", name)

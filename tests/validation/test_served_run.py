@@ -24,6 +24,7 @@ from hbmtwin.validation.served_runs.replay import (
     measured_curves,
     measured_times,
     replay_run,
+    scenario_of,
     simulated_curves,
     simulated_generation,
     simulated_times,
@@ -68,6 +69,27 @@ def test_a_run_is_read_with_what_bounds_its_steps(tmp_path: Path) -> None:
     assert (run.model, run.version) == ("Qwen/Qwen3-32B", "0.19.0")
     assert run.settings == ServerSettings(tensor_parallel_size=2, max_num_seqs=64, num_requests=150)
     assert run.intervals == (Interval(1, 1, 3489, 3, 4, 0, 0), Interval(3, 2, 200, 100, 4, 1, 0.25))
+
+
+@pytest.mark.parametrize(
+    ("version", "told", "planned_ahead"),
+    [
+        ("0.19.0", None, True),
+        ("0.14.0rc1", None, True),
+        ("0.13.0", None, False),
+        ("0.9.2", None, False),
+        ("main", None, True),
+        ("0.19.0", False, False),
+        ("0.13.0", True, True),
+    ],
+)
+def test_a_release_plans_ahead_by_default_or_as_it_was_told(
+    tmp_path: Path, version: str, told: bool | None, planned_ahead: bool
+) -> None:
+    kwargs = META["engine_kwargs"] | {"async_scheduling": told}
+    run = read_served_run(write(tmp_path, meta={**META, "vllm_version": version, "engine_kwargs": kwargs}))
+    assert run.settings.async_scheduling == planned_ahead
+    assert scenario_of(run, "rtx-pro-6000-server").scheduler.async_scheduling == planned_ahead
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,16 @@ def test_the_catalog_alone_is_not_within_them(dense: ServedRun) -> None:
     assert not within(found, AIMS)
 
 
-def test_the_run_of_experts_is_within_all_but_the_median_first_token(experts: ServedRun) -> None:
-    """Asynchronous scheduling, which is not simulated, gives it a step later."""
+def test_the_run_of_experts_is_within_every_aim_by_its_own_log(experts: ServedRun) -> None:
     found = on(experts, fit_of(experts).device)
-    assert within(found, {key: aim for key, aim in AIMS.items() if key != "ttft_p50_s"})
+    assert within(found, AIMS)
+    assert within(found, {"makespan_s": 0.02, "ttft_p50_s": 0.06, "tpot_p50_s": 0.02, "tpot_p99_s": 0.04})
+
+
+def test_first_tokens_come_a_step_early_where_steps_are_not_planned_ahead(experts: ServedRun) -> None:
+    """Most of its requests do not queue: planning ahead is what their median is about."""
+    run = replace(experts, settings=replace(experts.settings, async_scheduling=False))
+    found = on(run, fit_of(experts).device)
     assert found["ttft_p50_s"] == pytest.approx(-0.35, abs=0.08)
     assert within(found, {"makespan_s": 0.02, "tpot_p50_s": 0.02, "tpot_p99_s": 0.04})
 

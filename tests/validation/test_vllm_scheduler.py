@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from hbmtwin.allocators.kv_groups import KVGroup
-from hbmtwin.sim.schedulers.vllm import VllmScheduler
 from hbmtwin.validation.vllm.groups import chunked, full, mamba, window
+from hbmtwin.validation.vllm.planted_async import PLANTED_AHEAD
 from hbmtwin.validation.vllm.planted_steps import PLANTED_STEPS
-from hbmtwin.validation.vllm.scheduler import SERVERS, main, runs
+from hbmtwin.validation.vllm.scheduler import SERVERS, async_runs, both_sides, main, runs
 from hbmtwin.validation.vllm.sides import Pool
 from hbmtwin.validation.vllm.source import unpacked, vllm_core
 from hbmtwin.validation.vllm.steps import Server, Steps, StepsDiffer
+from hbmtwin.validation.vllm.steps_async import AsyncSteps, OurAsyncScheduler
 from hbmtwin.validation.vllm.steps_ours import OurScheduler
 from hbmtwin.validation.vllm.steps_traffic import Requests, blocks_alone
-from hbmtwin.validation.vllm.steps_vllm import VllmOwnScheduler
 from hbmtwin.workloads.records import Request
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "validate_paged"
@@ -126,11 +127,46 @@ def test_planted_mistakes_are_found_beside_the_right_scheduler(name: str) -> Non
     pytest.fail("no server shows it")
 
 
+def test_traffic_that_is_planned_ahead_is_answered_the_same_to_equal_sides() -> None:
+    met: Counter[str] = Counter()
+    for number, run in enumerate(async_runs()):
+        both = AsyncSteps(OurAsyncScheduler(run.server), OurAsyncScheduler(run.server))
+        assert Requests(both, run.server, seed=number).run(60) == ""
+        met += both.met
+    assert met["rejected"] == 0
+    assert met["finished"] > 100
+    assert met["preempted"] >= 10
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED_AHEAD))
+def test_planted_mistakes_are_found_beside_the_right_scheduler_that_plans_ahead(name: str) -> None:
+    for number, run in enumerate(async_runs()):
+        both = AsyncSteps(OurAsyncScheduler(run.server, PLANTED_AHEAD[name]), OurAsyncScheduler(run.server))
+        if Requests(both, run.server, seed=number).run(150):
+            return
+    pytest.fail("no server shows it")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--async", "--groups", "mamba"], "--async is for one full-attention group, not --groups mamba"),
+        (["--async", "--planted", "victim"], "--planted victim goes without --async only"),
+        (["--planted", "keys-at-once"], "--planted keys-at-once goes with --async only"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.skipif(SOURCE is None, reason="VLLM_SOURCE names no source package of vLLM")
 def test_equal_to_vllm_at_every_step(tmp_path: Path) -> None:
     assert SOURCE is not None
     with vllm_core(unpacked(Path(SOURCE), tmp_path)) as core:
-        for number, run in enumerate(runs("all")):
-            ours = OurScheduler(run.server, VllmScheduler, grouped=run.grouped)
-            both = Steps(ours, VllmOwnScheduler(core, run.server))
+        for number, run in enumerate((*runs("all"), *async_runs())):
+            both = both_sides(core, run)
             assert Requests(both, run.server, seed=number).run(100) == "", str(run.server)

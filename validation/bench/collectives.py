@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import tempfile
@@ -165,7 +166,7 @@ def _started(task: Task, command: tuple[str, ...], folder: Path) -> Iterator[lis
     """A process a rank. However it is left, none is alive behind it; each ends by itself if we are killed."""
     processes: list[subprocess.Popen[bytes]] = []
     environment = dict(os.environ)
-    if task.backend == "cpu":
+    if task.backend == "cpu" and any(name == "lo" for _, name in socket.if_nameindex()):
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else by the host's name, which may not resolve
     try:
         for rank in range(task.ranks):
@@ -206,7 +207,9 @@ class _Answers:
         """What they told. Raise GroupFailed where one ends before its times of eager calls are there, or all say
         nothing; behind that it is the graphs that failed, and the times stand."""
         self._read(processes, folder)
-        keys = [key for key in self._samples[0] if not (key[0] and self.no_graph)]
+        graphed = all((True, size) in own for own in self._samples for size in self.task.sizes)
+        self.no_graph *= not graphed  # what failed behind the last one is nobody's matter
+        keys = [key for key in self._samples[0] if graphed or not key[0]]
         means = {key: [fmean(turn) for turn in zip(*(own[key] for own in self._samples), strict=True)] for key in keys}
         return _Group(means, self._taken if self.task.backend != "cpu" else [], self.library, self.no_graph)
 

@@ -61,8 +61,8 @@ CPU = DeviceSpec(
         ("memory_bandwidth_bytes_per_s", "peak_flops_per_s"), "no CPU's: every profile of one replaces it"
     ),
 )
-"""What a CPU's profile is applied to. No engine's memory rules are known of it, so that no scenario can name it; its
-times are those of :class:`RooflineCost`."""
+"""What a CPU's profile is of, with nothing but what a profile sets: the peaks are no CPU's. The catalog's device of
+that name has what a server on one costs besides."""
 
 
 class OpErrors(NamedTuple):
@@ -138,7 +138,7 @@ def calibrate(bench: Bench, *, name: str, made: str, device: str | None = None) 
         judged += link.held_back
         of_links = errors(link.points, link.links.times_ns(link.points))
         own += of_links
-        coefficients |= _link_coefficients(link, of_links)
+        coefficients |= _link_coefficients(link, of_links, spec)
         validity |= link.validity()
     crossed = errors([point for point, _ in judged], [guess for _, guess in judged])
     memory, not_measured = memory_of_bench(bench)
@@ -321,14 +321,16 @@ def _coefficients(bench: Bench, spec: DeviceSpec, fitted: Fitted, own: Sequence[
     return found
 
 
-def _link_coefficients(link: LinkFit, rows: Sequence[OpErrors]) -> dict[str, Coefficient]:
-    """Of the link, and of each number of ranks, whose points are its own."""
+def _link_coefficients(link: LinkFit, rows: Sequence[OpErrors], spec: DeviceSpec) -> dict[str, Coefficient]:
+    """Of the link, and of each number of ranks, whose points are its own. On CUDA engines have an all-reduce of their
+    own for small messages, so that NCCL's latency is a bound, and has the letter L."""
     found = {}
     if link.keeps_latency:
         for ranks, ns in link.links.latency_ns.items():
             own = link.of_ranks(ranks)
             judged = errors(own, link.links.times_ns(own))
-            found[allreduce_key(ranks)] = _coefficient(ns, link.links.latency_spread[ranks], judged)
+            one = _coefficient(ns, link.links.latency_spread[ranks], judged)
+            found[allreduce_key(ranks)] = one._replace(confidence="L") if spec.vendor == "nvidia" else one
     bandwidth = _coefficient(link.links.bytes_per_ns * 1e9, link.links.bytes_spread, rows)
     return found | {"link_bandwidth_bytes_per_s": bandwidth}
 

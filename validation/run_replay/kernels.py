@@ -13,10 +13,8 @@ told, and how far steps lie off it.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -28,13 +26,11 @@ from numpy.typing import NDArray
 
 from hbmtwin.kernels.attention.backends import kernels_for, load
 from hbmtwin.kernels.attention.interface import AttentionKernels, Backend
-from hbmtwin.kernels.fixed_point import FRACTION_BITS
-from hbmtwin.kernels.records import DeviceSpec
-from hbmtwin.kernels.roofline import RooflineCost
-from hbmtwin.sim.catalog.device_table import devices_called
 from hbmtwin.sim.server_plan import ServerPlan
+from hbmtwin.validation.bench.kernels import device_called
 from hbmtwin.validation.run_replay.errors import ErrorRow, error_row
-from hbmtwin.validation.run_replay.program import batch_shape
+from hbmtwin.validation.run_replay.meter import threads_of, threads_told
+from hbmtwin.validation.run_replay.predicted import is_it, predicted_attention
 from hbmtwin.validation.run_replay.sampling import Batch, StepKind, sample
 from hbmtwin.validation.run_replay.source import RecordedRun, load_run
 
@@ -46,7 +42,6 @@ MAX_STEPS = 24
 MAX_LAYER_BYTES = 2 << 30
 """Of one layer's tensors in a step; heavier steps are left out, and counted."""
 WARM_UPS, RUNS = 1, 3
-VENDORS = {"npu": "ascend", "cuda": "nvidia", "cpu": "cpu"}
 
 Ints = NDArray[np.int64]
 
@@ -136,12 +131,13 @@ def replay_kernels(
     *,
     max_steps: int = MAX_STEPS,
     kernels: AttentionKernels | None = None,
-    clock_ns: Callable[[], int] = time.perf_counter_ns,
-    done: Callable[[str], None] | None = None,
+    clock_ns: Callable[[], int] | None = None,
+    done: Callable[[str], None] = lambda name: None,
     times_ns: Mapping[int, int] | None = None,
+    threads: int = 0,
 ) -> KernelReplay:
     """Time the attention of sampled steps. *kernels* and *clock_ns* stand in for the backend's own, for tests;
-    *times_ns* were measured already, by step, between the operations.
+    *times_ns* were measured already, by step, between the operations. *threads* of a CPU; 0: as torch has them.
 
     Raise NoKernels for attention that these kernels do not do, BackendUnavailable.
     """
@@ -153,20 +149,23 @@ def replay_kernels(
     layer = LayerCalls(plan, run, kernels, torch)
     measured: list[int] = []
     timed: list[Batch] = []
-    with torch.inference_mode():
+    with threads_of(torch, threads), torch.inference_mode():
+        said = f", {threads_told(torch)}" if backend == "cpu" else ""
+        one = backend == "cpu" and torch.get_num_threads() == 1
+        clock_ns = clock_ns or (time.thread_time_ns if one else time.perf_counter_ns)
         for batch in chosen:
             if layer.bytes_of(batch) > MAX_LAYER_BYTES or (times_ns is not None and batch.step not in times_ns):
                 continue
             timed.append(batch)
             measured.append(layer.time_ns(batch, clock_ns) if times_ns is None else times_ns[batch.step])
-            if done is not None:
-                done(f"step {batch.step}")
-    predicted = _predicted(plan, timed)
+            done(f"step {batch.step}")
+    predicted = predicted_attention(plan, timed)
+    called = device_called(torch, backend)
     return KernelReplay(
-        measured_on=f"{kernels.name} on {_device_name(torch, backend)}, torch {torch.__version__}",
+        measured_on=f"{kernels.name} on {called}{said}, torch {torch.__version__}",
         predicted_for=plan.device.name,
         basis=plan.cost.basis,
-        same_device=_is_it(plan.device, backend, _device_name(torch, backend)),
+        same_device=is_it(plan.device, backend, called),
         steps=np.array([b.step for b in timed], np.int64),
         kinds=tuple(b.kind for b in timed),
         predicted_step_ns=np.array([b.duration_ns for b in timed], np.int64),
@@ -177,13 +176,6 @@ def replay_kernels(
         left_out=len(chosen) - len(timed),
         notes=_notes(run, len(batches), len(timed), len(chosen) - len(timed), between=times_ns is not None),
     )
-
-
-def _is_it(device: DeviceSpec, backend: Backend, name: str) -> bool:
-    """The device of a scenario is the one that calls itself *name*; a CPU is where one was calibrated for."""
-    if device.vendor != VENDORS[backend]:
-        return False
-    return backend == "cpu" or device.name in devices_called(name)
 
 
 def check_attention(plan: ServerPlan) -> None:
@@ -204,27 +196,6 @@ def all_batches(run: RecordedRun) -> list[Batch]:
         for row, (step, new, context, duration, repeat) in enumerate(zip(*columns, strict=True))
         if len(new)
     ]
-
-
-def _predicted(plan: ServerPlan, batches: Sequence[Batch]) -> Ints | None:
-    cost = plan.cost
-    if not isinstance(cost, RooflineCost):
-        return None
-    found = []
-    for b in batches:
-        shape, ticks = batch_shape(b.new_tokens, b.context_tokens), 0
-        if shape.decode_count:
-            windowed = sum(
-                min(c + 1, plan.window) for n, c in zip(b.new_tokens, b.context_tokens, strict=True) if n == 1
-            )
-            ticks += cost.attention.launch_ticks + shape.kv_read_tokens * cost.attention.decode_token_ticks
-            ticks += cost.attention.sequence_ticks * shape.decode_count
-            ticks += windowed * cost.attention.window_token_ticks
-        if shape.prefill:
-            ticks += cost.attention.launch_ticks + cost.attention.sequence_ticks * len(shape.prefill)
-            ticks += sum(cost.attention.prefill_ticks(new, context) for new, context in shape.prefill)
-        found.append(ticks >> FRACTION_BITS)
-    return np.array(found, np.int64)
 
 
 class LayerCalls:
@@ -377,15 +348,3 @@ def _notes(run: RecordedRun, total: int, timed: int, left_out: int, *, between: 
     if run.scenario.kv_cache.dtype != "auto":
         notes.append(f"kv_cache.dtype = '{run.scenario.kv_cache.dtype}': the kernels read 16-bit K and V instead.")
     return tuple(notes)
-
-
-def _device_name(torch: Any, backend: Backend) -> str:
-    if backend != "cpu":
-        return str(getattr(torch, backend).get_device_name(0))
-    name = platform.processor() or platform.machine()
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    return f"{name}, {torch.get_num_threads()} threads"

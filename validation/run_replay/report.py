@@ -3,7 +3,8 @@
 ::
 
     memory    our allocator    beside the real one (emulated driver or device)      bytes after every step
-    kernels   the cost model   beside attention kernels (CPU or device)             ns of sampled steps
+    steps     the cost model   beside a decoder's whole steps (CPU or device)       ns of sampled steps
+    kernels   the cost model   beside attention kernels alone (CPU or device)       ns of sampled steps
 
 The two are never mixed: each part names what it was measured on, and a part that was not measured says why.
 """
@@ -17,6 +18,7 @@ from hbmtwin.validation.allocator import difference_dict
 from hbmtwin.validation.run_replay.errors import ErrorRow, error_row
 from hbmtwin.validation.run_replay.kernels import KernelReplay
 from hbmtwin.validation.run_replay.memory import MemoryReplay
+from hbmtwin.validation.run_replay.step_report import StepReplay
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class RunReplay:
     """Why there is no memory part; empty where there is one."""
     kernels: KernelReplay | None
     kernels_absent: str
+    steps: StepReplay | None
+    steps_absent: str
 
     @property
     def agrees(self) -> bool:
@@ -44,7 +48,8 @@ class RunReplay:
     def verdict(self) -> str:
         """In a few words."""
         if self.memory is None:
-            return "kernels only: times are reported, not judged"
+            what = "attention" if self.steps is None else "steps"
+            return f"{what} only: times are reported, not judged"
         return "no difference in memory" if self.agrees else "memory differs from the real one"
 
     @property
@@ -53,6 +58,7 @@ class RunReplay:
         return {
             "memory": self.memory.against if self.memory else "",
             "kernels": self.kernels.measured_on if self.kernels else "",
+            "steps": self.steps.measured_on if self.steps else "",
         }
 
     def memory_errors(self) -> tuple[ErrorRow, ...]:
@@ -75,6 +81,8 @@ class RunReplay:
             "memory_absent": self.memory_absent,
             "kernels": None if self.kernels is None else self.kernels.to_dict(),
             "kernels_absent": self.kernels_absent,
+            "step_times": None if self.steps is None else self.steps.to_dict(),
+            "step_times_absent": self.steps_absent,
         }
 
     def _memory_dict(self, m: MemoryReplay) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def scenario_of(run: ServedRun, device: str) -> Scenario:
             f"scheduler.max_num_seqs={s.most_sequences}",
             f"scheduler.max_num_batched_tokens={s.most_tokens}",
             f"scheduler.long_prefill_token_threshold={s.max_num_batched_tokens if s.data_parallel_size > 1 else 0}",
+            f"scheduler.async_scheduling={str(s.async_scheduling).lower()}",
             f"workload.trace={json.dumps(str(run.requests))}",
             "results.steps=true",
         ],

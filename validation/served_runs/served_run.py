@@ -60,6 +60,8 @@ class ServerSettings:
     max_num_batched_tokens: int = 2048
     gpu_memory_utilization: float = 0.9
     """0.19's default; 0.92 from 0.21 on."""
+    async_scheduling: bool = True
+    """vLLM's default since 0.14."""
     kv_tokens: int | None = None
     """Tokens that the KV cache holds, as the boot log says; makes a recorded usage a number of tokens."""
     num_requests: int | None = None
@@ -124,11 +126,11 @@ def read_served_run(directory: Path) -> ServedRun:
     for key in ("model", "vllm_version"):
         if not isinstance(meta.get(key), str):
             raise ServedRunError(f"{where}: {key}: a text is wanted, not {meta.get(key)!r}")
-    settings = _settings(meta["engine_kwargs"], meta.get("num_requests"), where)
+    settings = _settings(meta["engine_kwargs"], meta.get("num_requests"), meta["vllm_version"], where)
     return ServedRun(directory, meta["model"], meta["vllm_version"], settings, read_time_series(directory / SERIES))
 
 
-def _settings(given: Mapping[str, Any], num_requests: object, where: Path) -> ServerSettings:
+def _settings(given: Mapping[str, Any], num_requests: object, version: str, where: Path) -> ServerSettings:
     known: dict[str, Any] = {}
     sizes = ("tensor_parallel_size", "data_parallel_size", "max_num_seqs", "max_num_batched_tokens")
     for key, value in (*((key, given.get(key)) for key in sizes), ("num_requests", num_requests)):
@@ -140,7 +142,15 @@ def _settings(given: Mapping[str, Any], num_requests: object, where: Path) -> Se
     share = given.get("gpu_memory_utilization")
     if isinstance(share, float):
         known["gpu_memory_utilization"] = share
+    ahead = given.get("async_scheduling")
+    known["async_scheduling"] = ahead if isinstance(ahead, bool) else _plans_ahead(version)
     return ServerSettings(enable_expert_parallel=given.get("enable_expert_parallel") is True, **known)
+
+
+def _plans_ahead(version: str) -> bool:
+    """What a release does that was not told; one that cannot be read is taken for a new one."""
+    numbers = version.split(".")[:2]
+    return not all(one.isdecimal() for one in numbers) or tuple(map(int, numbers)) >= (0, 14)
 
 
 def read_time_series(path: Path) -> tuple[Interval, ...]:

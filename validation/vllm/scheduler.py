@@ -4,6 +4,7 @@
 
     --groups full                      one full-attention group: over PagedPolicy, and over PagedGroupsPolicy
     --groups window, chunked, mamba    beside full attention or alone: over PagedGroupsPolicy
+    --async                            our asynchronous scheduler beside vLLM's AsyncScheduler: one full-attention group
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from hbmtwin.allocators.kv_groups import KVGroup
 from hbmtwin.sim.schedulers.vllm import VllmScheduler
 from hbmtwin.validation.vllm.groups import chunked, full, mamba, window
+from hbmtwin.validation.vllm.planted_async import PLANTED_AHEAD
 from hbmtwin.validation.vllm.planted_steps import PLANTED_STEPS
 from hbmtwin.validation.vllm.sides import Pool
 from hbmtwin.validation.vllm.source import VERSION, NoVllm, StubCalled, unpacked, vllm_core
 from hbmtwin.validation.vllm.steps import Server, Steps
+from hbmtwin.validation.vllm.steps_async import AsyncSteps, OurAsyncScheduler, VllmOwnAsyncScheduler
 from hbmtwin.validation.vllm.steps_ours import OurScheduler
 from hbmtwin.validation.vllm.steps_traffic import Requests
 from hbmtwin.validation.vllm.steps_vllm import VllmOwnScheduler
@@ -126,6 +130,22 @@ def runs(groups: str) -> Iterator[Run]:
             yield Run(kind, server, grouped=True)
 
 
+def async_runs() -> Iterator[Run]:
+    """Servers that plan ahead."""
+    for server in SERVERS["full"]:
+        yield Run("full, planned ahead", replace(server, async_scheduling=True), grouped=False)
+
+
+def both_sides(core: Mapping[str, Any], run: Run, planted: str | None = None) -> Steps:
+    """Our scheduler, with a mistake if one is *planted*, beside vLLM's own."""
+    server = run.server
+    if server.async_scheduling:
+        ahead = OurAsyncScheduler(server, *((PLANTED_AHEAD[planted],) if planted else ()))
+        return AsyncSteps(ahead, VllmOwnAsyncScheduler(core, server))
+    scheduler = PLANTED_STEPS[planted] if planted else VllmScheduler
+    return Steps(OurScheduler(server, scheduler, grouped=run.grouped), VllmOwnScheduler(core, server))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: equal at every step; 1: they differ; 2: vLLM's source could not be had or used."""
     parser = argparse.ArgumentParser(prog="validate_paged --scheduler", description=(__doc__ or "").splitlines()[0])
@@ -133,18 +153,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--groups", choices=(*SERVERS, "all"), default="all", help="kinds of layers (%(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, help="of all servers together (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--planted", choices=sorted(PLANTED_STEPS), help="a mistake to make on purpose")
+    parser.add_argument("--async", dest="ahead", action="store_true", help="plan a step while the last is computed")
+    mistakes = sorted({*PLANTED_STEPS, *PLANTED_AHEAD})
+    parser.add_argument("--planted", choices=mistakes, help="a mistake to make on purpose; some with --async only")
     chosen = parser.parse_args(arguments)
-    chosen_runs = list(runs(chosen.groups))
+    if chosen.ahead and chosen.groups not in ("full", "all"):
+        parser.error(f"--async is for one full-attention group, not --groups {chosen.groups}")
+    if chosen.planted and chosen.planted not in (PLANTED_AHEAD if chosen.ahead else PLANTED_STEPS):
+        parser.error(f"--planted {chosen.planted} goes {'without' if chosen.ahead else 'with'} --async only")
+    chosen_runs = list(async_runs() if chosen.ahead else runs(chosen.groups))
     each = -(-chosen.steps // len(chosen_runs))
-    scheduler = PLANTED_STEPS[chosen.planted] if chosen.planted else VllmScheduler
     counts: dict[str, Counter[str]] = {}
     differ = 0
     try:
         with tempfile.TemporaryDirectory() as folder, vllm_core(unpacked(chosen.vllm, Path(folder))) as core:
             for number, run in enumerate(chosen_runs):
-                ours = OurScheduler(run.server, scheduler, grouped=run.grouped)
-                both = Steps(ours, VllmOwnScheduler(core, run.server))
+                both = both_sides(core, run, chosen.planted)
                 found = Requests(both, run.server, chosen.seed * 1000 + number).run(each)
                 differ += bool(found)
                 policy = "paged_groups" if run.grouped else "paged"
@@ -157,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, count in counts.items():
         told = ", ".join(f"{count[what]} {what}" for what in count if what not in ("steps", "servers", "differ"))
         print(f"{name}: {count['steps']} steps, {count['differ']} of {count['servers']} servers differ; {told}")
-    print(f"vLLM {VERSION}'s own Scheduler: {differ} of {len(chosen_runs)} runs differ")
+    theirs = "AsyncScheduler" if chosen.ahead else "Scheduler"
+    print(f"vLLM {VERSION}'s own {theirs}: {differ} of {len(chosen_runs)} runs differ")
     return 1 if differ else 0
 
 

@@ -36,6 +36,7 @@ REAL = (
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.core.kv_cache_metrics",
     "vllm.v1.core.kv_cache_utils",
+    "vllm.v1.core.sched.async_scheduler",
     "vllm.v1.core.sched.interface",
     "vllm.v1.core.sched.output",
     "vllm.v1.core.sched.request_queue",

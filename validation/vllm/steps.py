@@ -27,6 +27,7 @@ class Server:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
+    async_scheduling: bool = False
 
     def __str__(self) -> str:
         told = (
@@ -34,6 +35,7 @@ class Server:
         )
         told += f", {self.long_prefill_token_threshold} of a prompt" if self.long_prefill_token_threshold else ""
         told += "" if self.enable_chunked_prefill else ", prompts whole"
+        told += ", planned ahead" if self.async_scheduling else ""
         return f"{told}, {self.pool}"
 
 
@@ -105,11 +107,19 @@ class Steps:
     def step(self) -> tuple[int, ...]:
         """One step of both; who ended with it. Raise StepsDiffer."""
         self.steps += 1
-        plan = self.ours.schedule()
-        self._same(plan, self.theirs.schedule())
+        self._plan()
+        return self._compute()
+
+    def _compute(self) -> tuple[int, ...]:
         after = self.ours.compute()
         self._same(after, self.theirs.compute())
         self.unfinished -= len(after.finished)
+        self.met["finished"] += len(after.finished)
+        return after.finished
+
+    def _plan(self) -> Scheduled:
+        plan = self.ours.schedule()
+        self._same(plan, self.theirs.schedule())
         new = dict(plan.admitted)
         self.met["scheduled"] += len(plan.scheduled)
         self.met["admitted"] += len(plan.admitted)
@@ -118,8 +128,7 @@ class Steps:
         self.met["rejected"] += len(plan.rejected)
         self.met["prompts and decodes in a step"] += bool(new) and len(new) < len(plan.scheduled)
         self.met["passed over"] += len(plan.running) - len(plan.scheduled)
-        self.met["finished"] += len(after.finished)
-        return after.finished
+        return plan
 
     def _same(self, ours: Scheduled | Computed, theirs: Scheduled | Computed) -> None:
         for what, mine, real in zip(ours._fields, ours, theirs, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hbmtwin.allocators.paged import PagedPolicy
 from hbmtwin.allocators.paged_groups import PagedGroupsPolicy
 from hbmtwin.allocators.records import Release
-from hbmtwin.sim.scheduler import Plan, SchedulerConfig
+from hbmtwin.sim.scheduler import Finished, Plan, SchedulerConfig
 from hbmtwin.sim.schedulers.vllm import VllmScheduler
 from hbmtwin.validation.vllm.policies import GroupsSide, PagedSide, PolicySide, groups_policy, paged_policy
 from hbmtwin.validation.vllm.steps import Computed, Scheduled, Server
@@ -36,6 +36,7 @@ class OurScheduler:
                 scheduling_policy=server.scheduling_policy,
                 long_prefill_token_threshold=server.long_prefill_token_threshold,
                 enable_chunked_prefill=server.enable_chunked_prefill,
+                async_scheduling=server.async_scheduling,
             )
         )
         self.plan = Plan([])
@@ -46,7 +47,11 @@ class OurScheduler:
 
     def schedule(self) -> Scheduled:
         """The scheduler's plan."""
-        plan = self.plan = self.scheduler.schedule(self.kv)
+        self.plan = self.scheduler.schedule(self.kv)
+        return self.told(self.plan)
+
+    def told(self, plan: Plan) -> Scheduled:
+        """A plan that was just made, and what it left behind."""
         there = [u.sequence for u in self.scheduler.unfinished()]
         running, waiting = there[: self.scheduler.num_running], there[self.scheduler.num_running :]
         return Scheduled(
@@ -62,12 +67,16 @@ class OurScheduler:
 
     def compute(self) -> Computed:
         """As the engine does after a step, which it takes only if something is scheduled."""
-        finished = []
+        finished: list[Finished] = []
         if self.plan.everyone():
             self.memory.end_step()
             finished = self.scheduler.commit(self.plan, 1)
-            for ended in finished:
-                self.memory.release(ended.sequence, Release.FINISH)
+        return self.left(finished)
+
+    def left(self, finished: Sequence[Finished]) -> Computed:
+        """What a step left behind, when those that ended with it have gone."""
+        for ended in finished:
+            self.memory.release(ended.sequence, Release.FINISH)
         there = [u.request.id for u in self.scheduler.unfinished()]
         return Computed(
             finished=tuple(ended.request.id for ended in finished),

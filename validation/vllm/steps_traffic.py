@@ -87,6 +87,9 @@ class Requests:
         prompt = spans_tokens(spans)
         outputs = [1, pool.unit, choose.randint(1, 6 * pool.unit), choose.randint(1, longest)]
         output = min(longest - prompt, choose.choice(outputs))
+        # Answers that end by themselves make a difference where steps are planned before that is known.
+        early = self.server.async_scheduling and choose.random() < 0.5
+        most = choose.randint(output, longest - prompt) if early else output
         self.now_ns += choose.choice([0, 1, 1])
         r = Request(
             id=self.names,
@@ -95,7 +98,7 @@ class Requests:
             arrival_ns=self.now_ns,
             prompt_tokens=prompt,
             output_tokens=output,
-            max_tokens=output,
+            max_tokens=most,
             spans=spans,
             priority=choose.choice([0, 0, 0, 1, 2]),
         )

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,9 @@ from hbmtwin.validation.vllm.manager import cache_of
 from hbmtwin.validation.vllm.sides import Pool, Tables
 from hbmtwin.validation.vllm.steps import Computed, Scheduled, Server
 from hbmtwin.workloads.records import Request
+
+END = -1
+"""The token that ends an answer before it has all that it may."""
 
 
 class VllmOwnScheduler:
@@ -25,7 +28,7 @@ class VllmOwnScheduler:
         pool = server.pool
         cache, whole, hash_block_size, self.hasher = cache_of(core, pool)
         self.request = core["request"].Request
-        self.scheduler = core["scheduler"].Scheduler(
+        self.scheduler = self.kind(core)(
             _config(server),
             cache,
             SimpleNamespace(should_advance=lambda request, new_token_ids: False),
@@ -36,20 +39,25 @@ class VllmOwnScheduler:
         self.tokens: dict[str, Sequence[int]] = {}
         self.output: Any = None
 
+    @staticmethod
+    def kind(core: Mapping[str, Any]) -> Any:
+        """The class of the scheduler."""
+        return core["scheduler"].Scheduler
+
     def arrive(self, r: Request, tokens: Sequence[int]) -> None:
         """``add_request``; names sort as the numbers do."""
         name = f"{r.id:09}"
         asked = SimpleNamespace(
             max_tokens=r.max_tokens,
             min_tokens=0,
-            eos_token_id=None,
+            eos_token_id=END,
             stop_token_ids=(),
             repetition_detection=None,
             num_logprobs=None,
             extra_args=None,
             skip_reading_prefix_cache=None,
         )
-        self.tokens[name] = tokens
+        self.tokens[name] = tokens if r.output_tokens == r.max_tokens else [*tokens[:-1], END]
         self.scheduler.add_request(
             self.request(
                 name,
@@ -84,19 +92,25 @@ class VllmOwnScheduler:
 
     def compute(self) -> Computed:
         """``update_from_output``, with a token of each that has computed all of its own."""
-        scheduler = self.scheduler
-        names = list(self.output.num_scheduled_tokens)
-        sampled = []
-        for name in names:
-            request = scheduler.requests[name]
-            count = request.num_tokens
-            sampled.append([self.tokens[name][count]] if request.num_computed_tokens == count else [])
-        answers = scheduler.update_from_output(
-            self.output,
+        requests = self.scheduler.requests
+        names = self.output.num_scheduled_tokens
+        done = {name for name in names if requests[name].num_computed_tokens == requests[name].num_tokens}
+        return self.tell(self.output, done)
+
+    def tell(self, output: Any, sampled: Collection[str]) -> Computed:
+        """``update_from_output``, with the next token of each of *sampled*; whoever has ended gets one that is none of
+        its own."""
+        names, requests = list(output.num_scheduled_tokens), self.scheduler.requests
+        tokens = [
+            [self.tokens[name][requests[name].num_tokens] if name in requests else END] if name in sampled else []
+            for name in names
+        ]
+        answers = self.scheduler.update_from_output(
+            output,
             SimpleNamespace(
                 req_ids=names,
                 req_id_to_index={name: place for place, name in enumerate(names)},
-                sampled_token_ids=sampled,
+                sampled_token_ids=tokens,
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=None,
@@ -134,7 +148,7 @@ def _mamba_cache_mode(pool: Pool) -> str:
 
 
 def _config(server: Server) -> SimpleNamespace:
-    """What its VllmConfig would say: synchronous, one device, no drafts, no connector, nothing sent or measured."""
+    """What its VllmConfig would say: one device, no drafts, no connector, nothing sent or measured."""
     pool = server.pool
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(
@@ -146,7 +160,7 @@ def _config(server: Server) -> SimpleNamespace:
             enable_chunked_prefill=server.enable_chunked_prefill,
             scheduler_reserve_full_isl=pool.reserve_full_sequence,
             watermark=pool.watermark,
-            async_scheduling=False,
+            async_scheduling=server.async_scheduling,
         ),
         cache_config=SimpleNamespace(
             num_gpu_blocks=pool.num_blocks,
@@ -174,6 +188,6 @@ def _config(server: Server) -> SimpleNamespace:
         ec_transfer_config=None,
         speculative_config=None,
         num_speculative_tokens=0,
-        max_in_flight_tokens=pool.max_num_batched_tokens,
+        max_in_flight_tokens=pool.max_num_batched_tokens * (2 if server.async_scheduling else 1),
         use_v2_model_runner=False,
     )

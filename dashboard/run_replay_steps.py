@@ -1,0 +1,95 @@
+"""Whole steps of a replayed run in a picture: what they took, and how far the prediction lay from it.
+
+::
+
+    time (ms)   |  o   o     o        step, measured and predicted; attention in it, both      | error (%)
+                |    o   o o   o                                                               |  by sequences of
+                +------------------------------------------------------------ step of the run  |  the batch
+"""
+
+from __future__ import annotations
+
+import html
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from hbmtwin.dashboard.figures import inline, style
+from hbmtwin.validation.run_replay.sampling import KINDS
+from hbmtwin.validation.run_replay.step_report import StepReplay
+
+PREDICTED, MEASURED = "#0072B2", "#E69F00"
+SYMBOLS = {"prefill": "square", "mixed": "diamond", "decode": "circle"}
+KIND_COLOURS = {"prefill": "#009E73", "mixed": "#CC79A7", "decode": "#56B4E9"}
+
+
+def steps_part(s: StepReplay) -> str:
+    """What stands above the table of errors."""
+    words = f"Measured on {s.measured_on}, {s.clock} time, through {s.layers_in_words}; predicted for {s.predicted_for}"
+    parts = [f"<p>{html.escape(sentence)}</p>" for sentence in s.in_words]
+    parts.append(f'<p class="note">{html.escape(words)} ({html.escape(s.basis)}).</p>')
+    parts += [f'<p class="note">{html.escape(note)}</p>' for note in s.notes]
+    parts.append(inline(steps_figure(s), "steps"))
+    return "\n".join(parts)
+
+
+def steps_figure(s: StepReplay) -> go.Figure:
+    """Times of the measured steps over the run, on a log axis; beside it their errors by size of the batch, behind one
+    factor where devices differ."""
+    figure = make_subplots(
+        rows=1,
+        cols=2,
+        column_widths=[0.66, 0.34],
+        horizontal_spacing=0.09,
+        subplot_titles=["Time of a step, and of attention in it", "Error of a step, by sequences in its batch"],
+    )
+    symbols = [SYMBOLS[kind] for kind in s.kinds]
+    series = [
+        ("step, measured", s.measured_ns, MEASURED, 9, None),
+        ("step, predicted", s.predicted_ns, PREDICTED, 5, None),
+        ("attention, measured", s.measured_attention_ns, MEASURED, 9, "-open"),
+        ("attention, predicted", s.predicted_attention_ns, PREDICTED, 5, "-open"),
+    ]
+    for label, values, colour, size, form in series:
+        if values is None:
+            continue
+        figure.add_scatter(
+            x=s.steps,
+            y=values / 1e6,
+            customdata=np.stack([np.array(s.kinds, object), s.sequences.astype(object)], axis=1),
+            name=label,
+            mode="lines+markers",
+            marker={"size": size, "symbol": [f"{symbol}{form or ''}" for symbol in symbols], "color": colour},
+            line={"width": 1, "color": colour, "dash": "dot" if form else "solid"},
+            hovertemplate="%{y:.3f} ms, %{customdata[0]} of %{customdata[1]}",
+            row=1,
+            col=1,
+        )
+    scale = 1.0 if s.same_device else (s.factor or 1.0)
+    errors = 100 * (s.predicted_ns * scale - s.measured_ns) / np.maximum(1, s.measured_ns)
+    for kind in KINDS:
+        own = np.array([k == kind for k in s.kinds], bool)
+        if own.any():
+            figure.add_scatter(
+                x=s.sequences[own],
+                y=errors[own],
+                customdata=s.steps[own],
+                name=kind,
+                mode="markers",
+                marker={"size": 9, "symbol": SYMBOLS[kind], "color": KIND_COLOURS[kind]},
+                hovertemplate="step %{customdata}: %{y:+.1f} %",
+                row=1,
+                col=2,
+            )
+    figure.add_hline(y=0, line={"color": "#888", "width": 1}, row=1, col=2)
+    style(figure, 480)
+    figure.update_xaxes(title_text="step of the run (squares prefill, diamonds mixed, circles decode)", row=1, col=1)
+    figure.update_yaxes(title_text="time (ms)", type="log", dtick=1, row=1, col=1)
+    figure.update_xaxes(title_text="sequences", rangemode="tozero", row=1, col=2)
+    title = "predicted less measured (% of measured)"
+    figure.update_yaxes(title_text=title if s.same_device else f"{title}, behind one factor", row=1, col=2)
+    figure.update_layout(
+        hovermode="closest", legend={"orientation": "h", "y": -0.2, "yanchor": "top"}, margin={"t": 60, "b": 110}
+    )
+    return figure

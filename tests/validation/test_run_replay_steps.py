@@ -1,0 +1,377 @@
+"""Whole steps of a run: which are measured and what they stand for, how much of a model fits, and the report's sums.
+
+Times are those of a runner of ours, whose steps take what a formula says: what is scaled, summed and compared is then
+known in literal numbers. The decoder itself is held to a plain one in ``test_small_decoder.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hbmtwin.dashboard.run_replay_steps import steps_figure, steps_part
+from hbmtwin.kernels.attention.backends import BackendUnavailable, load
+from hbmtwin.kernels.records import ModelShape
+from hbmtwin.sim.run import run as simulate
+from hbmtwin.sim.scenario import Scenario
+from hbmtwin.sim.server_plan import ServerPlan
+from hbmtwin.validation.run_replay.decodable import NoDecoder, check_decoder, need_of, read_model
+from hbmtwin.validation.run_replay.room import Need, Room, free_host_bytes, layers_that_fit
+from hbmtwin.validation.run_replay.sampling import Batch
+from hbmtwin.validation.run_replay.source import RecordedRun, load_run
+from hbmtwin.validation.run_replay.step_report import StepReplay
+from hbmtwin.validation.run_replay.steps import StepOptions, replay_steps, scaled
+from hbmtwin.validation.run_replay.strata import RunSteps, choose
+
+GIB = 1 << 30
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 300,
+    "max_position_embeddings": 1024,
+    "torch_dtype": "bfloat16",
+}
+ROOM = Room(GIB, "a GiB may be taken")
+
+
+# -- which steps -------------------------------------------------------------------------------------------------------
+
+
+def table(*rows: tuple[int, int, list[int], list[int], int]) -> pd.DataFrame:
+    """Rows of step, repeat, new tokens, contexts and ns a step, one behind the other in time."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("step", "start_ns", "new_tokens", "context_tokens")}
+    columns["step_ends_ns"] = []
+    now = 0
+    for step, repeat, new, context, each in rows:
+        columns["step"].append(step)
+        columns["start_ns"].append(now)
+        columns["new_tokens"].append(new)
+        columns["context_tokens"].append(context)
+        columns["step_ends_ns"].append([now + each * (i + 1) for i in range(repeat)])
+        now += repeat * each
+    return pd.DataFrame(columns)
+
+
+def test_leaps_are_taken_apart_with_their_contexts_and_steps_of_nobody_are_none() -> None:
+    steps = RunSteps(table((0, 1, [7], [0], 50), (1, 3, [1], [7], 10), (4, 1, [], [], 5), (5, 1, [1, 1], [3, 4], 20)))
+    assert len(steps) == 5
+    assert steps.times_ns.tolist() == [50, 10, 10, 10, 20]
+    batches = [steps.batch(i) for i in range(5)]
+    assert [(b.step, b.context_tokens, b.duration_ns) for b in batches] == [
+        (0, (0,), 50),
+        (1, (7,), 10),
+        (2, (8,), 10),
+        (3, (9,), 10),
+        (5, (3, 4), 20),
+    ]
+
+
+def test_every_batch_size_has_a_share_by_its_time_and_the_longest_stands_for_itself() -> None:
+    rows = [(0, 1, [400], [0], 900)]
+    rows += [(1, 60, [1], [400], 10), (61, 30, [1] * 3, [9] * 3, 20), (91, 30, [1] * 4, [9] * 4, 20)]
+    rows += [(121, 2, [8, 1], [0, 9], 30)]
+    chosen = choose(RunSteps(table(*rows)), 9)
+    found = [(c.batch.step, len(c.batch.new_tokens), c.stands_for) for c in chosen]
+    # 600 of one sequence, 1,200 of three or four, which are one stratum, 60 of the mixed ones
+    assert found == [(0, 1, 1.0), (16, 1, 30.0), (46, 1, 30.0), (67, 3, 12.0), (79, 3, 12.0), (91, 4, 12.0),
+                     (103, 4, 12.0), (115, 4, 12.0), (122, 2, 2.0)]  # fmt: skip
+    assert sum(c.stands_for for c in chosen) == 123
+    assert chosen == choose(RunSteps(table(*rows)), 9)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 50, 122, 123, 1000])
+def test_as_many_as_asked_for_none_twice_and_in_order(most: int) -> None:
+    rows = [(0, 1, [400], [0], 900), (1, 60, [1], [400], 10), (61, 30, [1] * 3, [9] * 3, 20)]
+    rows += [(91, 30, [1] * 9, [9] * 9, 20), (121, 2, [8, 1], [0, 9], 30)]
+    numbers = [c.batch.step for c in choose(RunSteps(table(*rows)), most)]
+    assert len(numbers) == min(most, 123)
+    assert numbers == sorted(set(numbers))
+    assert 0 in numbers
+    if most >= 123:
+        assert {c.stands_for for c in choose(RunSteps(table(*rows)), most)} == {1.0}
+
+
+# -- how much fits -----------------------------------------------------------------------------------------------------
+
+
+def test_layers_that_fit_in_literal_bytes() -> None:
+    need = Need(ends=100, layer=30, step=20)
+    assert need.of(4) == 240
+    for room, layers in ((240, 4), (239, 3), (150, 1), (149, 0), (119, 0), (10, 0), (10_000, 4)):
+        assert layers_that_fit(need, Room(room, ""), 4) == layers
+
+
+def test_what_a_host_has_is_the_least_of_its_memory_and_its_group(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       100 kB\nMemAvailable:    60 kB\n")
+    limit, used = tmp_path / "max", tmp_path / "current"
+    assert free_host_bytes(meminfo, ((limit, used),)) == 60 * 1024
+    limit.write_text("max\n")
+    used.write_text("7\n")
+    assert free_host_bytes(meminfo, ((limit, used),)) == 60 * 1024
+    limit.write_text("50000\n")
+    used.write_text("20000\n")
+    assert free_host_bytes(meminfo, ((limit, used),)) == 30_000
+    meminfo.write_text("MemTotal: 100 kB\n")
+    limit.write_text("max\n")
+    with pytest.raises(OSError, match="does not say what is available"):
+        free_host_bytes(meminfo, ((limit, used),))
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch() -> None:
+    try:
+        load("cpu")
+    except BackendUnavailable as missing:
+        pytest.skip(str(missing))
+
+
+def recorded(folder: Path, *settings: str, preset: str = "paged", config: dict[str, Any] | None = None) -> RecordedRun:
+    (folder / "config.json").write_text(json.dumps(config or CONFIG))
+    overrides = [
+        f"model.name='{folder / 'config.json'}'",
+        "device.name=cpu",
+        "calibration.profile=cpu-epyc-1-thread",
+        "results.steps=true",
+        "kv_cache.block_size=16",
+        "engine.max_model_len=256",
+        "workload.request_rate=inf",
+        "workload.num_prompts=5",
+        "workload.prompt_tokens=20",
+        "workload.output_tokens=6",
+        "workload.system_prompt_tokens=0",
+        "session.turns=1",
+        *settings,
+    ]
+    simulate(Scenario.load(preset=preset, overrides=overrides)).save(folder / "result")
+    return load_run(folder / "result", trace=False)
+
+
+class Formula:
+    """A step takes 1,000 ns and, a layer, 100 and 10 a token, of which 4 a token are attention; and so many ns more in
+    every second round."""
+
+    def __init__(self, model: ModelShape, blocks: int, layers: int, *, busy: int = 0) -> None:
+        self.made = (model.num_layers, blocks, layers)
+        self.tokens, self.calls, self.busy = 0, 0, busy
+        self.placed: list[Batch] = []
+
+    def place(self, b: Batch) -> None:
+        self.tokens = sum(b.new_tokens)
+        self.placed.append(b)
+
+    def time_ns(self, num_layers: int) -> float:
+        self.calls += 1
+        return 1000 + num_layers * (100 + 10 * self.tokens) + self.busy * (self.calls % 2)
+
+    def attention_ns(self, num_layers: int) -> float:
+        return num_layers * 4 * self.tokens
+
+
+def measured(run: RecordedRun, options: StepOptions | None = None, **settings: Any) -> StepReplay:
+    settings = {"room": ROOM, "runner": Formula, **settings}
+    return replay_steps(run, ServerPlan(run.scenario), "cpu", options or StepOptions(), **settings)
+
+
+@pytest.mark.usefixtures("torch")
+def test_every_step_through_all_layers(tmp_path: Path) -> None:
+    run, told = recorded(tmp_path), []
+    s = measured(run, told=told.append)
+    assert s.kinds == ("prefill",) + ("decode",) * 5
+    assert s.sequences.tolist() == [5] * 6
+    assert s.measured_ns.tolist() == [1000 + 4 * (100 + 10 * 100)] + [1000 + 4 * (100 + 10 * 5)] * 5
+    assert s.measured_attention_ns.tolist() == [1600] + [80] * 5
+    assert (s.layers_in_words, s.total_steps, s.left_out, s.same_device) == ("all 4 layers", 6, 0, True)
+    assert s.without_layers_ns.tolist() == []
+    assert s.total_measured_ns == 5400 + 5 * 1600
+    ends = np.concatenate([np.array(e) for e in run.steps["step_ends_ns"]])
+    assert s.total_predicted_ns == s.predicted_ns.sum() == ends[-1] - run.steps["start_ns"][0]
+    assert told[0].startswith("measuring 6 of 6 steps through all 4 layers, in 9 rounds: about 1 s, and 120 s at most")
+    json.dumps(s.to_dict(), allow_nan=False)
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_fewer_layers_are_scaled_to_the_exact_time_where_layers_are_alike(tmp_path: Path, depth: int) -> None:
+    run = recorded(tmp_path)
+    whole, part = measured(run), measured(run, StepOptions(layers=depth))
+    assert part.measured_ns.tolist() == whole.measured_ns.tolist()
+    assert part.measured_attention_ns.tolist() == whole.measured_attention_ns.tolist()
+    assert part.without_layers_ns.tolist() == [1000] * 6
+    assert part.at_depth_ns[0] == 1000 + depth * 1100
+    assert part.layers_in_words == f"{depth} of 4 layers"
+    assert any(
+        f"Measured {depth} of 4 layers, all alike: a step's time is t({depth}) + {4 - depth} x (t({depth}) - t(0))" in n
+        for n in part.notes
+    )
+
+
+def test_the_rule_that_scales() -> None:
+    assert scaled(700, 100, 2, 10) == 700 + 8 * 300
+    assert scaled(700, 100, 2, 2) == 700
+
+
+@pytest.mark.usefixtures("torch")
+def test_what_does_not_fit_is_told_with_the_sizes_and_measured_with_fewer_layers(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    plan = ServerPlan(run.scenario)
+    need = need_of(
+        plan, read_model(plan), [Batch(0, 0, (20,) * 5, (0,) * 5, 0), Batch(0, 0, (1,) * 5, (25,) * 5, 0)], 2
+    )
+    assert need.ends == 2 * (2 * 300 * 64 + 2 * ((1 << 20) - 3))
+    weights = (4 + 2 * 2) * 16 * 64 + 64 * 64 + 2 * 160 * 64 + 64 * 160 + 4 * 64
+    assert need.layer == 2 * (weights + 5 * 2 * 16 * 2 * 2 * 16)
+    made: list[Formula] = []
+
+    def keep(*sizes: Any) -> Formula:
+        made.append(Formula(*sizes))
+        return made[-1]
+
+    s = measured(run, room=Room(need.of(4) - 1, "little is free"), runner=keep)
+    assert made[0].made == (4, 10, 3)
+    (note,) = [n for n in s.notes if "Measured 3 of 4 layers" in n]
+    assert note.startswith("All 4 layers of ")
+    assert "for embedding and head" in note
+    assert "; little is free. Measured" in note
+    with pytest.raises(NoDecoder, match="little is free: not even one layer fits"):
+        measured(run, room=Room(need.of(1) - 1, "little is free"), runner=keep)
+    assert len(made) == 1, "nothing is made where nothing fits"
+
+
+@pytest.mark.usefixtures("torch")
+def test_time_is_kept_by_fewer_steps_then_fewer_layers_then_refused(tmp_path: Path) -> None:
+    run = recorded(tmp_path, "workload.num_prompts=30", "workload.output_tokens=40", "scheduler.max_num_seqs=4")
+    some = [measured(run, StepOptions(limit_s=limit)) for limit in (100, 0.8, 0.5, 0.3, 0.1)]
+    assert [(len(s.steps), s.layers_measured) for s in some] == [(24, 4), (12, 4), (8, 4), (8, 2), (4, 1)]
+    assert "would take longer than half the limit of 0.3 s" in " ".join(some[3].notes)
+    with pytest.raises(
+        NoDecoder, match="one step through 1 of 4 layers, 6 times, takes about 1 s here; give --limit-s 2"
+    ):
+        measured(run, StepOptions(limit_s=1e-4))
+
+
+@pytest.mark.usefixtures("torch")
+def test_when_time_is_up_the_round_ends_and_in_the_first_steps_are_left_out(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    clock = iter(range(1000))
+    s = measured(run, StepOptions(limit_s=3), now_s=lambda: next(clock))
+    assert (len(s.steps), s.left_out) == (4, 2)
+    assert any("2 chosen steps were left out: the time limit was reached." in n for n in s.notes)
+    clock = iter(range(1000))
+    assert measured(run, StepOptions(limit_s=10), now_s=lambda: next(clock)).left_out == 0
+
+
+@pytest.mark.usefixtures("torch")
+def test_medians_and_the_least_of_the_rounds(tmp_path: Path) -> None:
+    run = recorded(tmp_path, "workload.output_tokens=7")  # seven steps, so that busy ones fall on each in turn
+    s = measured(run, runner=lambda *sizes: Formula(*sizes, busy=400))
+    quiet = measured(run)
+    assert s.least_ns.tolist() == quiet.measured_ns.tolist()
+    assert set((s.measured_ns - quiet.measured_ns).tolist()) == {0, 400}
+
+
+@pytest.mark.usefixtures("torch")
+def test_a_prediction_that_is_twice_as_long_is_told_as_such(tmp_path: Path) -> None:
+    """Planted: every number of the report must see it."""
+    run = recorded(tmp_path)
+    s = measured(run)
+    twice = replace(s, predicted_ns=2 * s.measured_ns, total_predicted_ns=int(2 * s.measured_ns.sum()))
+    rows = {row.quantity: row for row in twice.errors()}
+    assert rows["step time (ns)"].mape_percent == 100.0
+    assert rows["  prefill steps"].steps == 1
+    assert rows["  decode steps"].steps == 5
+    assert twice.total_error_percent == 100.0
+    assert "predicted 0.000 s, measured 0.000 s: +100.0 %" in twice.in_words[0]
+    right = replace(s, predicted_ns=s.measured_ns, total_predicted_ns=int(s.measured_ns.sum()))
+    assert [row.mape_percent for row in right.errors()[:2]] == [0.0, 0.0]
+    elsewhere = replace(twice, same_device=False)
+    assert elsewhere.factor == 0.5
+    assert elsewhere.errors()[0].quantity == "step time (ns), behind one factor"
+    assert elsewhere.errors()[0].mape_percent == 0.0
+    assert "measured times are 0.5 times the predicted ones" in elsewhere.in_words[0]
+
+
+@pytest.mark.usefixtures("torch")
+def test_the_sum_of_all_steps_counts_each_for_as_many_as_it_stands_for(tmp_path: Path) -> None:
+    s = measured(recorded(tmp_path))
+    some = replace(
+        s,
+        stands_for=np.array([1.0, 3.0]),
+        predicted_ns=np.array([100, 10]),
+        measured_ns=np.array([200, 10]),
+        predicted_attention_ns=np.array([50, 2]),
+        measured_attention_ns=np.array([20, 1]),
+        total_predicted_ns=1300,
+    )
+    assert some.total_measured_ns == 1300 * 230 // 130
+    assert some.attention_shares == (56 / 130, 23 / 230)
+
+
+@pytest.mark.usefixtures("torch")
+def test_the_picture_has_both_sides_of_step_and_attention_and_an_error_for_each(tmp_path: Path) -> None:
+    s = measured(recorded(tmp_path))
+    traces = {trace.name: trace for trace in steps_figure(s).data}
+    assert list(traces) == [
+        *("step, measured", "step, predicted", "attention, measured", "attention, predicted", "prefill", "decode"),
+    ]
+    assert list(traces["step, measured"].y) == (s.measured_ns / 1e6).tolist()
+    assert len(traces["prefill"].y) + len(traces["decode"].y) == len(s.steps)
+    assert "all 4 layers" in steps_part(s)
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[str, Callable[[Path], list[str]], str]] = {
+    "experts": ("paged", lambda f: ["model.name=qwen1.5-moe-a2.7b", "device.name=h100-80gb"], "a mixture of experts"),
+    "latent": ("paged", lambda f: ["model.name=minicpm3-4b", "device.name=h100-80gb"], r"latent attention \(MLA\)"),
+    "states": (
+        "paged",
+        lambda f: ["model.name=granite-4.0-h-micro", "device.name=h100-80gb", "kv_cache.block_size=64"],
+        r"state-space layers \(Mamba-2\)",
+    ),
+    "ranks": (
+        "paged",
+        lambda f: ["engine.tensor_parallel_size=2", "device.name=h100-80gb"],
+        "tensor_parallel_size = 2",
+    ),
+    "small KV": ("paged", lambda f: ["kv_cache.dtype=fp8", "device.name=h100-80gb"], "keeps KV in 16 bits"),
+    "one piece": ("doubling", lambda f: ["device.name=h100-80gb"], "keeps KV in one piece a sequence"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_the_decoder_cannot_do_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    preset, settings, why = REFUSED[what]
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    overrides = [f"model.name='{tmp_path / 'config.json'}'", "engine.max_model_len=256", *settings(tmp_path)]
+    plan = ServerPlan(Scenario.load(preset=preset, overrides=overrides))
+    with pytest.raises(NoDecoder, match=why):
+        check_decoder(plan)
+
+
+@pytest.mark.usefixtures("torch")
+def test_layers_that_are_not_alike_are_measured_all_or_not_at_all(tmp_path: Path) -> None:
+    config = CONFIG | {
+        "model_type": "gemma3_text",
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    run = recorded(tmp_path, config=config)
+    assert measured(run).layers_measured == 4
+    with pytest.raises(NoDecoder, match="layers are not alike"):
+        measured(run, StepOptions(layers=2))
