@@ -16,11 +16,8 @@ from plotly.subplots import make_subplots
 from hbmtwin import __version__
 from hbmtwin.dashboard.figures import GIB, inline, style
 from hbmtwin.dashboard.palette import ALARM
-<<<<<<< HEAD
-from hbmtwin.sim.phrases import Lang, Phrase, Said
-=======
 from hbmtwin.dashboard.run_replay_steps import MEASURED, PREDICTED, SYMBOLS, steps_part
->>>>>>> main
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.validation.run_replay.errors import ErrorRow
 from hbmtwin.validation.run_replay.kernels import KernelReplay
 from hbmtwin.validation.run_replay.memory import MemoryReplay
