@@ -15,8 +15,12 @@ from hbmtwin.allocators.retention import RETENTIONS
 from hbmtwin.kernels.records import DeviceSpec, ModelShape
 from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.budget.memory_budget import DoesNotFit, MemoryBudget
+from hbmtwin.sim.capacity.capacity_plan import CapacityPlan
+from hbmtwin.sim.capacity.capacity_runs import CapacityRuns
 from hbmtwin.sim.capacity.oom_point import OomPoint, oom_point
 from hbmtwin.sim.capacity.oom_point_loads import parse_load
+from hbmtwin.sim.capacity.plan import plan, plan_each, question_of
+from hbmtwin.sim.capacity.plan_capacity import PlanQuestion, check_question, rule_of
 from hbmtwin.sim.catalog import (
     CatalogError,
     WorkloadPreset,
@@ -70,6 +74,8 @@ __all__ = [
     "RETENTIONS",
     "ROW_COLUMNS",
     "RULES",
+    "CapacityPlan",
+    "CapacityRuns",
     "CatalogError",
     "Cause",
     "Description",
@@ -87,6 +93,7 @@ __all__ = [
     "OomPoint",
     "OpResult",
     "OutOfMemory",
+    "PlanQuestion",
     "Progress",
     "ReplayError",
     "Request",
@@ -103,6 +110,7 @@ __all__ = [
     "WorkloadError",
     "WorkloadPreset",
     "check_exportable",
+    "check_question",
     "check_replaceable",
     "compare",
     "describe",
@@ -128,10 +136,14 @@ __all__ = [
     "open_trace",
     "parse_load",
     "per_op_rows",
+    "plan",
+    "plan_each",
+    "question_of",
     "ran_short",
     "read_memory_trace",
     "replay",
     "reuse_terms",
+    "rule_of",
     "run",
     "run_each",
     "run_row",

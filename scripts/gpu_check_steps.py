@@ -46,7 +46,6 @@ MODEL = {
     "torch_dtype": "bfloat16",
 }
 SIMULATED = (
-    "kv_cache.preset=caching",
     "memory.activations=per_layer",
     "results.steps=true",
     "results.memory_trace=true",
@@ -57,6 +56,7 @@ SIMULATED = (
     "engine.max_model_len=1024",
 )
 TO_ITS_END = (
+    "kv_cache.preset=paged",  # whose steps a decoder does
     "device.memory_bytes=8589934592",
     "engine.gpu_memory_utilization=0.14",
     "workload.num_prompts=16",
@@ -64,6 +64,7 @@ TO_ITS_END = (
     "workload.output_tokens=12",
 )
 OUT_OF_MEMORY = (
+    "kv_cache.preset=caching",
     "device.memory_bytes=1740000000",
     "engine.gpu_memory_utilization=0.66",
     "workload.num_prompts=64",
@@ -155,7 +156,7 @@ def steps_of(given: Given, device: str, work: Path) -> list[Step]:
         made.append(Step(name, 10, (*verb, "run", *sets, "--out", str(run)), name))
         for backend in ("cuda",) if cuda else ("emulated", "cpu"):
             replay = f"replay-{name[4:]}" if cuda else f"replay-{name[4:]}-{backend}"
-            more = ("--backend", backend, "--max-steps", "8", "--out", str(out / replay))
+            more = ("--backend", backend, "--steps", "8", "--limit-s", "15", "--out", str(out / replay))
             made.append(
                 Step(
                     replay,
@@ -199,9 +200,12 @@ def replay_words(path: Path) -> str:
     """What was compared, and what was not."""
     said = read(path / "validate_run.json")
     parts = [f"on {', '.join(filter(None, said['measured_on'].values()))}"]
-    memory, kernels = said["memory"], said["kernels"]
+    memory, kernels, steps = said["memory"], said["kernels"], said["step_times"]
     if memory is not None:
         parts.append(f"{memory['operations']:,} operations, {memory['ooms']} out of memory")
     if kernels is not None:
         parts.append(f"attention of {len(kernels['steps']['step'])} steps")
-    return "; ".join([*parts, *filter(None, (said["memory_absent"], said["kernels_absent"]))])
+    if steps is not None:
+        parts.append(f"{len(steps['steps']['step'])} whole steps, {steps['factor']:.3g} times the predicted ones")
+    absent = (said["memory_absent"], said["kernels_absent"], said["step_times_absent"])
+    return "; ".join([*parts, *filter(None, absent)])

@@ -20,6 +20,7 @@ from hbmtwin.cli.export import export
 from hbmtwin.cli.fit import FitCommand, fit
 from hbmtwin.cli.oom_point import oom_point
 from hbmtwin.cli.operations import replay, validate_allocator
+from hbmtwin.cli.plan import plan
 from hbmtwin.cli.process import (
     INTERRUPTED,
     TERMINATED,
@@ -51,6 +52,7 @@ app.command()(explain)
 app.command(cls=BenchCommand, epilog=HELP)(run)
 app.command(cls=BenchCommand, epilog=HELP)(compare)
 app.command(cls=GridCommand)(sweep)
+app.command(cls=BenchCommand, epilog=HELP)(plan)
 app.command()(oom_point)
 app.command()(replay)
 app.command()(dashboard)

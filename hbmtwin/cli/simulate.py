@@ -106,7 +106,7 @@ def compare(
     from hbmtwin.sim.variants import parse_variants
 
     own = parse_variants(variants or ())
-    names = _presets(policies) if policies is not None else list(PRESETS)
+    names = presets_of(policies) if policies is not None else list(PRESETS)
     if not names and not own:
         raise UsageError("nothing to compare: write for example --policies caching,paged, or give a --variant")
     with suppress(ScenarioError):  # the comparison tells it, and of which run
@@ -165,7 +165,8 @@ def _verdict(results: Sequence[Result], fail_on_oom: bool, fail_on_slo: bool) ->
     return DOES_NOT_FIT if died or missed or stood_still else OK
 
 
-def _presets(policies: str) -> list[str]:
+def presets_of(policies: str) -> list[str]:
+    """The names of an option ``--policies``; none where it says so. Raise UsageError for one that is no preset."""
     from hbmtwin.api import PRESETS
 
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))

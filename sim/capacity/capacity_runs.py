@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hbmtwin.sim.result import ResultError
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.sweep.execute import run_each
 from hbmtwin.sim.sweep.run_row import Row
@@ -28,7 +29,7 @@ QUIET = {
 """Nothing but its row is wanted of a run. Peaks stand in rows on both sides of a change, whatever the interval."""
 
 
-class RunFailed(RuntimeError):
+class RunFailed(ResultError):
     """A run ended in an error that is none of memory: which, and what it said."""
 
 
