@@ -55,6 +55,11 @@ class KeptResults:
             return None
         return found
 
+    def named(self, beginnings: tuple[str, ...]) -> list[Path]:
+        """Directories whose names begin so, the one that was used last first."""
+        found = [path for path in self._directory.iterdir() if path.name.startswith(beginnings)]
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
     def make_room(self) -> None:
         """Remove those that were used longest ago until the rest is small enough. O(files)."""
         kept = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)

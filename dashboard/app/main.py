@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import streamlit as st
 
-from hbmtwin.dashboard.app import compare_page, explain_page, fit_page, language, memory_map_page, what_if_page
+from hbmtwin.dashboard.app import (
+    capacity_page,
+    compare_page,
+    explain_page,
+    fit_page,
+    language,
+    memory_map_page,
+    what_if_page,
+)
 from hbmtwin.sim.phrases import Phrase
 
 PAGES = {
@@ -12,6 +20,7 @@ PAGES = {
     "what-if": (Phrase("What if", "假设分析"), what_if_page.show),
     "memory-map": (Phrase("Memory map", "显存地图"), memory_map_page.show),
     "compare": (Phrase("Compare", "对比"), compare_page.show),
+    "capacity": (Phrase("Capacity", "容量"), capacity_page.show),
     "explain": (Phrase("Explain", "日志诊断"), explain_page.show),
 }  # by their place in the address
 

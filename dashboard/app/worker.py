@@ -21,12 +21,18 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from hbmtwin import api
-from hbmtwin.api import Progress, Result, Scenario
+from hbmtwin.api import Progress, Result, RunStore, Scenario, parse_load, run_each, scenario_key
+from hbmtwin.sim.capacity.oom_point_tables import write_file
+from hbmtwin.sim.capacity.oom_point_tables import write_tables as write_oom_point
+from hbmtwin.sim.capacity.plan_words import sentences, verdict
+from hbmtwin.sim.sweep.grid import parse_grid
+from hbmtwin.sim.sweep.run_row import Row
+from hbmtwin.sim.sweep.sweep import about_sweep, points_of, sweep_table, write_tables
 
 MOST_BYTES = 8 << 30
 """Of memory that a job may take: a million requests take one."""
@@ -123,11 +129,84 @@ def operations(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     return {}
 
 
+def sweep(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """``{"settings": [...], "grid": [words], "seeds": n, "out": directory}``: what ``hbmtwin sweep`` writes there."""
+    out, overrides = Path(job["out"]), job["settings"]
+    grid = parse_grid(job["grid"], overrides)
+    points = points_of(None, grid, overrides=overrides)
+    first = points[0].scenario.seed
+    seeds = range(first, first + job["seeds"])
+    scenarios = {scenario_key(one): one for point in points for one in point.seeded(seeds)}
+    rows: dict[str, Row] = {}
+    with RunStore(out) as store:
+        for row in run_each([scenarios[key] for key in sorted(scenarios)], jobs=-1, store=store):
+            rows[str(row["key"])] = row
+            tell({"runs": len(rows), "total": len(scenarios)})
+        table = sweep_table(points, seeds, rows)
+        write_tables(out, table, about_sweep(table, path=None, grid=grid, overrides=overrides, seeds=seeds))
+    return {}
+
+
+def oom_point(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """``{"settings": [...], "policies": [...], "load": text, "seeds": n, "memory": bool, "out": directory}``."""
+    out, landed = Path(job["out"]), 0
+
+    def of(scenarios: Sequence[Scenario]) -> Iterable[Row]:
+        nonlocal landed
+        for row in run_each(scenarios, jobs=-1, store=store):
+            landed += 1
+            tell({"runs": landed})
+            yield row
+
+    with RunStore(out) as store:
+        point = api.oom_point(
+            None,
+            policies=job["policies"] or None,
+            load=parse_load(job["load"]) if job["load"] else None,
+            seeds=job["seeds"],
+            memory=job["memory"],
+            overrides=job["settings"],
+            call=of,
+        )
+        write_oom_point(point, out)
+    return {}
+
+
+def plan(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """``{"settings": [...], "policies": [...], "target": name, "slo": text, "survive": x, "out": directory}``."""
+    question = api.question_of(
+        job["target"],
+        slo=job["slo"] or None,
+        survive=job["survive"],
+        confidence=0.95,
+        margin="1%",
+        max_preemptions=None,
+        seeds=None,
+        explain=not job["quick"],
+    )
+    api.check_question(question)
+    scenarios = {name: Scenario.load(overrides=job["settings"], preset=name) for name in job["policies"]}
+    left_out: dict[str, str] = {}
+    with RunStore(Path(job["out"])) as store:
+        runs = api.CapacityRuns(jobs=-1, store=store, landed=lambda count: tell({"runs": count}))
+        plans = api.plan_each(scenarios, question, runs, left_out=left_out.__setitem__)
+    told = {
+        name: {**one.to_dict(), "verdict": verdict(one), "sentences": list(sentences(one))}
+        for name, one in plans.items()
+    }
+    written = json.dumps({"plans": told, "left_out": left_out}, indent=2, ensure_ascii=False, allow_nan=False)
+    write_file(Path(job["out"]) / "plan.json", written.encode())
+    return {}
+
+
 VERBS: Mapping[str, Callable[[Mapping[str, Any], Tell], dict[str, Any]]] = {
     "run": run,
     "compare": compare,
     "what_would_hold": what_would_hold,
     "operations": operations,
+    "sweep": sweep,
+    "oom_point": oom_point,
+    "plan": plan,
 }
 
 

@@ -107,7 +107,7 @@ def _scenarios(
     """The scenario, or one for each preset and variant."""
     from hbmtwin.api import Scenario
     from hbmtwin.cli.simulate import presets_of
-    from hbmtwin.cli.variants import parse_variants
+    from hbmtwin.sim.variants import parse_variants
 
     own = parse_variants(variants or ())
     names = presets_of(policies) if policies is not None else []
