@@ -11,6 +11,7 @@ from hbmtwin.dashboard.app import (
     fit_page,
     language,
     memory_map_page,
+    validate_page,
     what_if_page,
 )
 from hbmtwin.sim.phrases import Phrase
@@ -22,6 +23,7 @@ PAGES = {
     "compare": (Phrase("Compare", "对比"), compare_page.show),
     "capacity": (Phrase("Capacity", "容量"), capacity_page.show),
     "explain": (Phrase("Explain", "日志诊断"), explain_page.show),
+    "validate": (Phrase("Validate", "验证"), validate_page.show),
 }  # by their place in the address
 
 
