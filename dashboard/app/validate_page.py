@@ -117,7 +117,7 @@ def read_report(content: bytes) -> dict[str, Any] | None:
     try:
         told = json.loads(content)
         for part, kind in (("memory", memory_overlay), ("step_times", times_overlay), ("kernels", times_overlay)):
-            if told[part] is not None:
+            if told.get(part) is not None:
                 kind(told[part], "en")
                 pd.DataFrame(told[part]["errors"])[list(COLUMNS)]
         return {**told, "run": str(told["run"]), "backend": str(told["backend"]), "agrees": bool(told["agrees"])}
@@ -139,7 +139,7 @@ def _show(told: Mapping[str, Any]) -> None:
         draw(memory_overlay(memory, lang()), key="memory")
         _errors(memory["errors"])
     for part, title in (("step_times", STEPS), ("kernels", KERNELS)):
-        if (times := told[part]) is None:
+        if (times := told.get(part)) is None:
             continue
         st.subheader(text(title))
         on = {"measured": times["measured_on"], "predicted": times["predicted_for"], "basis": times["basis"]}
