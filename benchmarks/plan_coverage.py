@@ -5,7 +5,7 @@ Run ``python benchmarks/plan_coverage.py [--sets 40] [--jobs -1]``; about ten mi
 The server is one whose edge is wide, so that few seeds really leave it open: Llama-2-7B on one ascend-910b4, doubling
 growth, histories kept between four turns. Each set asks for the users at which 80 % of runs hold, with seeds of its
 own. The reference counts ten times as many seeds at every value near the edge; its answer is the last value at which
-80 % of them held. Stated are 95 %: at least 35 of 40 must hold it, and a rule that is honest about its looks holds more.
+80 % of them held. Stated are 95 %: at least 35 of 40 must hold it.
 """
 
 from __future__ import annotations
