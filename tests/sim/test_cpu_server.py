@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hbmtwin.sim.run import run as simulate
 from hbmtwin.api import FitError, fit
 from hbmtwin.sim.result import Result
+from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 
 GIB = 1 << 30
