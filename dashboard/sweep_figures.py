@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
+from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -208,12 +209,26 @@ def curves(points: Sequence[PointSummary]) -> go.Figure:
     for place, measure in enumerate(MEASURES):
         where = {"row": place // 2 + 1, "col": place % 2 + 1}
         figure.update_xaxes(title_text=x, type=None if numeric else "category", **where)
-        figure.update_yaxes(type="log" if measure.log else "linear", rangemode="tozero", **where)
-        if measure.log:
-            figure.update_yaxes(dtick="D1", **where)
+        shown = [end for p in points if (s := spread_of(p, measure)) is not None for end in s]
+        figure.update_yaxes(**(log_axis(shown) if measure.log else {"rangemode": "tozero"}), **where)
     figure.update_yaxes(range=[-4, 104], row=1, col=1)
     figure.update_layout(legend={"orientation": "h", "y": -0.12})
     return figure
+
+
+def log_axis(values: Iterable[float]) -> dict[str, Any]:
+    """A logarithmic axis that holds all values above 0, with ticks at 1, 2 and 5 of each decade, or at each digit."""
+    above = [value for value in values if value > 0]
+    low, high = (log10(min(above)), log10(max(above))) if above else (0.0, 1.0)
+    digits = (1, 2, 5) if high - low > 0.8 else range(1, 10)
+    ticks = [digit * 10.0**decade for decade in range(floor(low) - 1, ceil(high) + 1) for digit in digits]
+    margin = max(0.05, 0.06 * (high - low))
+    return {
+        "type": "log",
+        "range": [low - margin, high + margin],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,g}" if tick < 1 else f"{tick:,.0f}" for tick in ticks],
+    }
 
 
 def _above(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
@@ -254,7 +269,7 @@ def pareto_figure(points: Sequence[PointSummary]) -> go.Figure:
             x=[p.measured[latency].median * factor for p in front],
             y=[capacity_of(p) for p in front],
             mode="lines",
-            line={"color": INK, "width": 1, "dash": "dot", "shape": "vh"},
+            line={"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
             name="nothing beats these",
             legendgroup="front",
             showlegend=column == 1,
@@ -281,7 +296,8 @@ def pareto_figure(points: Sequence[PointSummary]) -> go.Figure:
                 row=1,
                 col=column,
             )
-        figure.update_xaxes(title_text=f"{title} ({unit})", type="log", dtick="D2", row=1, col=column)
+        times = [p.measured[latency].median * factor for p in points if latency in p.measured]
+        figure.update_xaxes(title_text=f"{title} ({unit})", **log_axis(times), row=1, col=column)
     style(figure, 460)
     figure.update_yaxes(title_text=capacity_name(points), rangemode="tozero", row=1, col=1)
     figure.update_layout(legend={"orientation": "h", "y": -0.2})
