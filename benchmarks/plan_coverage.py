@@ -27,7 +27,7 @@ from hbmtwin.sim.capacity.promise import Promise
 
 QUESTION = PlanQuestion(target="users", survive=0.8, explain=False)
 TIMES = 10
-NEAR = range(14, 30)
+NEAR = range(17, 24)
 """Users among which the edge lies: below all runs hold, beyond few."""
 KEYS: dict[str, Any] = {
     "model.name": "llama-2-7b",
@@ -92,16 +92,16 @@ def main() -> None:
     parallel = Parallel(n_jobs=options.jobs)
     shares = dict(zip(NEAR, parallel(delayed(share_held)(users, seeds) for users in NEAR), strict=True))
     reference = max(users for users, share in shares.items() if share >= QUESTION.survive)
-    print(f"reference, {seeds} seeds a value: {', '.join(f'{users} {share:.3f}' for users, share in shares.items())}")
-    print(f"the last value at which {QUESTION.survive:g} hold: {reference} users ({time.perf_counter() - begin:.0f} s)")
+    told = ", ".join(f"{users} {share:.3f}" for users, share in shares.items())
+    print(f"reference, {seeds} seeds a value: {told}")
+    print(f"the last at which {QUESTION.survive:g} hold: {reference} users ({time.perf_counter() - begin:.0f} s)")
     trials: list[Trial] = parallel(delayed(trial)(number) for number in range(options.sets))
     held = 0
     for number, t in enumerate(trials):
         inside = (t.answer or 0) <= reference < (t.first_failing or 10**9)
         held += inside
-        print(
-            f"{number:3d}: [{t.answer}, {t.first_failing})  {t.runs} runs, {t.wall_s:.1f} s{'' if inside else '   MISSED'}"
-        )
+        missed = "" if inside else "   MISSED"
+        print(f"{number:3d}: [{t.answer}, {t.first_failing})  {t.runs} runs, {t.wall_s:.1f} s{missed}")
     widths = [t.first_failing - t.answer for t in trials if t.answer is not None and t.first_failing is not None]
     print(
         f"{held} of {options.sets} intervals hold it; mean width {sum(widths) / max(1, len(widths)):.1f} users, "
