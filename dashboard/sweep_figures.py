@@ -21,7 +21,7 @@ from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import style
 from hbmtwin.dashboard.palette import ALARM, HOLE, INK, policy_colours
-from hbmtwin.dashboard.sweep_words import LATENCIES, capacity_name, point_name, value_text
+from hbmtwin.dashboard.sweep_words import LATENCIES, capacity_name, cause_text, point_name, value_text
 from hbmtwin.sim.sweep.points import PointSummary, Spread, capacity_of, pareto
 
 HELD_SCALE = [(0.0, ALARM), (0.5, "#F0D9C0"), (0.999, "#B9D3E6"), (1.0, "#0072B2")]
@@ -152,7 +152,7 @@ def _colours(measure: Measure, spreads: Sequence[Sequence[Spread | None]]) -> di
 def _hover(point: PointSummary | None, measure: Measure) -> str:
     if point is None:
         return ""
-    ends = ", ".join(f"{count:,} {end.replace('_', ' ')}" for end, count in point.outcomes.items())
+    ends = ", ".join(f"{count:,} {cause_text(end)}" for end, count in point.outcomes.items())
     spread = spread_of(point, measure)
     value = "" if spread is None else f"<br>{measure.title}: {_range(spread, measure)}"
     return f"{point_name(point.settings)}<br>{ends}{value}"
