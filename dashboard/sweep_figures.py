@@ -21,7 +21,7 @@ from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import style
 from hbmtwin.dashboard.palette import ALARM, HOLE, INK, policy_colours
-from hbmtwin.dashboard.sweep_words import LATENCIES, capacity_name, cause_text, point_name, value_text
+from hbmtwin.dashboard.sweep_words import LATENCIES, capacity_name, cause_text, point_name, short_key, value_text
 from hbmtwin.sim.sweep.points import PointSummary, Spread, capacity_of, pareto
 
 HELD_SCALE = [(0.0, ALARM), (0.5, "#F0D9C0"), (0.999, "#B9D3E6"), (1.0, "#0072B2")]
@@ -109,7 +109,7 @@ def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, l
             x=names[x],
             y=names[y],
             z=[[None if spread is None else spread.median for spread in line] for line in spreads],
-            text=[["" if s is None else f"{s.median:,.{measure.digits}f}" for s in line] for line in spreads],
+            text=[["" if s is None else short_number(s.median) for s in line] for line in spreads],
             texttemplate="%{text}" if len(points) <= MOST_TEXTS and len(axes[x]) <= 20 else None,
             textfont={"size": 11},
             customdata=hover,
@@ -128,7 +128,7 @@ def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, l
             col=column,
         )
         figure.update_xaxes(title_text=x, type="category", row=row, col=column)
-        figure.update_yaxes(title_text=y if column == 1 else None, type="category", row=row, col=column)
+        figure.update_yaxes(title_text=short_key(y) if column == 1 else None, type="category", row=row, col=column)
     style(figure, 300 + 2 * max(140, 26 * len(axes[y])))
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False)
@@ -139,6 +139,11 @@ def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, l
 def _at(at: dict[tuple[Any, Any], PointSummary], place: tuple[Any, Any], measure: Measure) -> Spread | None:
     point = at.get(place)
     return None if point is None else spread_of(point, measure)
+
+
+def short_number(value: float) -> str:
+    """Two digits that say something, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _colours(measure: Measure, spreads: Sequence[Sequence[Spread | None]]) -> dict[str, Any]:

@@ -86,4 +86,5 @@ def cause_text(cause: str) -> str:
 
 def _middle(point: PointSummary, column: str, factor: float, digits: int) -> str:
     found = point.measured.get(column)
-    return number_text(None if found is None else found.median, factor, digits)
+    small = found is not None and found.median * factor < 0.1
+    return number_text(None if found is None else found.median, factor, max(digits, 3) if small else digits)
