@@ -18,12 +18,16 @@ from hbmtwin.dashboard.palette import (
     ARRIVALS,
     HOLE,
     INK,
+    LEAST,
     MEMORY,
+    MOST_SERVED,
     NIGHT,
+    NO_NUMBER,
     OUTPUTS,
     PAPER,
     PROMPTS,
     ROOF,
+    SLOWEST,
     policy_colours,
 )
 
@@ -90,6 +94,14 @@ def test_what_is_free_stands_back_on_either_page() -> None:
     in_use = [layer.colour for key, layer in MEMORY.items() if key not in FREE and key != "pending_events"]
     assert min(contrast(colour, PAPER) for colour in in_use) > 1.8
     assert min(contrast(turned(colour), turned(PAPER)) for colour in in_use) > 3
+
+
+def test_scales_of_heat_maps_grow_away_from_either_page() -> None:
+    for middle, end in (("#E69F00", SLOWEST), ("#56B4E9", MOST_SERVED)):
+        for page in (lambda colour: colour, turned):
+            steps = [contrast(page(colour), page(PAPER)) for colour in (LEAST, middle, end)]
+            assert 1.1 < steps[0] < steps[1] < steps[2] > 10
+    assert contrast(turned(NO_NUMBER), turned(LEAST)) > 1.7
 
 
 def test_no_two_meanings_share_a_colour_in_the_night_either() -> None:
