@@ -59,6 +59,8 @@ LEAST, SLOWEST, MOST_SERVED = "#F3F1EC", "#5A2A00", "#08306B"
 """Ends of the scales of heat maps: from the page's light to the other; what lies between is the same on both pages."""
 NO_NUMBER = "#DDDDDD"
 """Of a heat map's cell that has none."""
+DID_NOT_START, PALE = "#444444", "#C8C8C8"
+"""What died before it began, and lines that stand behind others."""
 ALARM = "#B00020"
 INK = "#222222"
 ROOF = "#333333"
@@ -95,6 +97,8 @@ NIGHT: dict[str, str] = {
     SLOWEST: "#FFE3B3",
     MOST_SERVED: "#D6EEFF",
     NO_NUMBER: "#4A505C",
+    DID_NOT_START: "#C9CED8",
+    PALE: "#565D6B",
     "#332288": "#9B8CFF",
     "#882255": "#D1588E",
     "#AA4499": "#C86AB8",
