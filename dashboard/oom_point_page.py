@@ -21,7 +21,7 @@ from hbmtwin.sim.capacity.oom_point_tables import write_file
 PREEMPTS = "A policy that preempts may never run out: the dotted line is its first preemption."
 MEMORY = """
 <h2>The smallest memory that survives</h2>
-<p class="note">Device memory on which a load is served without running out, all else as in the scenario, found to 1/64
+<p class="note">Device memory on which a load is served without running out, all else as in the scenario, found to 1/32
 GiB: the middle of the draws, and from the least to the most as a band. Dotted: without a preemption either.</p>
 """
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
+from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -20,7 +21,7 @@ from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import style
 from hbmtwin.dashboard.palette import ALARM, HOLE, INK, policy_colours
-from hbmtwin.dashboard.sweep_words import LATENCIES, capacity_name, point_name, value_text
+from hbmtwin.dashboard.sweep_words import LATENCIES, capacity_name, cause_text, point_name, short_key, value_text
 from hbmtwin.sim.sweep.points import PointSummary, Spread, capacity_of, pareto
 
 HELD_SCALE = [(0.0, ALARM), (0.5, "#F0D9C0"), (0.999, "#B9D3E6"), (1.0, "#0072B2")]
@@ -108,7 +109,7 @@ def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, l
             x=names[x],
             y=names[y],
             z=[[None if spread is None else spread.median for spread in line] for line in spreads],
-            text=[["" if s is None else f"{s.median:,.{measure.digits}f}" for s in line] for line in spreads],
+            text=[["" if s is None else short_number(s.median) for s in line] for line in spreads],
             texttemplate="%{text}" if len(points) <= MOST_TEXTS and len(axes[x]) <= 20 else None,
             textfont={"size": 11},
             customdata=hover,
@@ -127,7 +128,7 @@ def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, l
             col=column,
         )
         figure.update_xaxes(title_text=x, type="category", row=row, col=column)
-        figure.update_yaxes(title_text=y if column == 1 else None, type="category", row=row, col=column)
+        figure.update_yaxes(title_text=short_key(y) if column == 1 else None, type="category", row=row, col=column)
     style(figure, 300 + 2 * max(140, 26 * len(axes[y])))
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False)
@@ -138,6 +139,11 @@ def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, l
 def _at(at: dict[tuple[Any, Any], PointSummary], place: tuple[Any, Any], measure: Measure) -> Spread | None:
     point = at.get(place)
     return None if point is None else spread_of(point, measure)
+
+
+def short_number(value: float) -> str:
+    """Two digits that say something, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _colours(measure: Measure, spreads: Sequence[Sequence[Spread | None]]) -> dict[str, Any]:
@@ -151,7 +157,7 @@ def _colours(measure: Measure, spreads: Sequence[Sequence[Spread | None]]) -> di
 def _hover(point: PointSummary | None, measure: Measure) -> str:
     if point is None:
         return ""
-    ends = ", ".join(f"{count:,} {end.replace('_', ' ')}" for end, count in point.outcomes.items())
+    ends = ", ".join(f"{count:,} {cause_text(end)}" for end, count in point.outcomes.items())
     spread = spread_of(point, measure)
     value = "" if spread is None else f"<br>{measure.title}: {_range(spread, measure)}"
     return f"{point_name(point.settings)}<br>{ends}{value}"
@@ -208,12 +214,26 @@ def curves(points: Sequence[PointSummary]) -> go.Figure:
     for place, measure in enumerate(MEASURES):
         where = {"row": place // 2 + 1, "col": place % 2 + 1}
         figure.update_xaxes(title_text=x, type=None if numeric else "category", **where)
-        figure.update_yaxes(type="log" if measure.log else "linear", rangemode="tozero", **where)
-        if measure.log:
-            figure.update_yaxes(dtick="D1", **where)
+        shown = [end for p in points if (s := spread_of(p, measure)) is not None for end in s]
+        figure.update_yaxes(**(log_axis(shown) if measure.log else {"rangemode": "tozero"}), **where)
     figure.update_yaxes(range=[-4, 104], row=1, col=1)
     figure.update_layout(legend={"orientation": "h", "y": -0.12})
     return figure
+
+
+def log_axis(values: Iterable[float]) -> dict[str, Any]:
+    """A logarithmic axis that holds all values above 0, with ticks at 1, 2 and 5 of each decade, or at each digit."""
+    above = [value for value in values if value > 0]
+    low, high = (log10(min(above)), log10(max(above))) if above else (0.0, 1.0)
+    digits = (1, 2, 5) if high - low > 0.8 else range(1, 10)
+    ticks = [digit * 10.0**decade for decade in range(floor(low) - 1, ceil(high) + 1) for digit in digits]
+    margin = max(0.05, 0.06 * (high - low))
+    return {
+        "type": "log",
+        "range": [low - margin, high + margin],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,g}" if tick < 1 else f"{tick:,.0f}" for tick in ticks],
+    }
 
 
 def _above(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
@@ -254,7 +274,7 @@ def pareto_figure(points: Sequence[PointSummary]) -> go.Figure:
             x=[p.measured[latency].median * factor for p in front],
             y=[capacity_of(p) for p in front],
             mode="lines",
-            line={"color": INK, "width": 1, "dash": "dot", "shape": "vh"},
+            line={"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
             name="nothing beats these",
             legendgroup="front",
             showlegend=column == 1,
@@ -281,7 +301,8 @@ def pareto_figure(points: Sequence[PointSummary]) -> go.Figure:
                 row=1,
                 col=column,
             )
-        figure.update_xaxes(title_text=f"{title} ({unit})", type="log", dtick="D2", row=1, col=column)
+        times = [p.measured[latency].median * factor for p in points if latency in p.measured]
+        figure.update_xaxes(title_text=f"{title} ({unit})", **log_axis(times), row=1, col=column)
     style(figure, 460)
     figure.update_yaxes(title_text=capacity_name(points), rangemode="tozero", row=1, col=1)
     figure.update_layout(legend={"orientation": "h", "y": -0.2})

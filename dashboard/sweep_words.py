@@ -68,7 +68,7 @@ def summary_rows(points: Sequence[PointSummary]) -> tuple[list[str], list[list[s
 
 def _cells(point: PointSummary) -> list[str]:
     share = point.survival
-    others = [f"{count:,} {cause.replace('_', ' ')}" for cause, count in point.outcomes.items() if cause != "held"]
+    others = [f"{count:,} {cause_text(cause)}" for cause, count in point.outcomes.items() if cause != "held"]
     return [
         f"{point.held:,} / {point.runs:,}" if point.runs else MISSING,
         MISSING if share is None else f"{100 * share.median:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})",
@@ -79,6 +79,12 @@ def _cells(point: PointSummary) -> list[str]:
     ]
 
 
+def cause_text(cause: str) -> str:
+    """What ended a run, as it stands behind a number."""
+    return "did not fit" if cause == "does_not_fit" else cause.replace("_", " ")
+
+
 def _middle(point: PointSummary, column: str, factor: float, digits: int) -> str:
     found = point.measured.get(column)
-    return number_text(None if found is None else found.median, factor, digits)
+    small = found is not None and found.median * factor < 0.1
+    return number_text(None if found is None else found.median, factor, max(digits, 3) if small else digits)

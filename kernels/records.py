@@ -269,7 +269,7 @@ class DeviceSpec:
 
     name: str
     vendor: str
-    """``ascend`` or ``nvidia``."""
+    """``ascend``, ``nvidia`` or ``cpu``."""
     memory_bytes: int
     """Total that the runtime reports, below the nominal size."""
     memory_bandwidth_bytes_per_s: float

@@ -14,7 +14,7 @@ import typer
 
 from hbmtwin.cli.exits import FAILURE, OK, USAGE, UsageError
 from hbmtwin.cli.options import Json
-from hbmtwin.cli.output import json_text, stdout
+from hbmtwin.cli.output import json_text, stdout, write_whole
 
 if TYPE_CHECKING:
     from hbmtwin.kernels.profile import Profile
@@ -76,7 +76,7 @@ def bench_kernels(
     else:
         _print_bench(bench, wall_s)
     if out is not None:  # after the screen, which has the times even where the disk is full
-        out.write_text(bench.to_json(), encoding="utf-8")
+        write_whole(out, bench.to_json())
     if picture is not None:
         from hbmtwin.dashboard.bench_figure import write_bench_page
 
@@ -118,7 +118,7 @@ def calibrate(
         if model is None or device is None:
             raise UsageError("--from-engine-log: say which server it is of with --model and --device")
         profile = _of_log(from_engine_log, model, device, tensor_parallel_size, name, made)
-        out.write_text(profile.to_json(), encoding="utf-8")
+        write_whole(out, profile.to_json())
         if json_:
             print(profile.to_json(), end="")
         else:
@@ -128,7 +128,7 @@ def calibrate(
         option = "--model" if model is not None else "--tensor-parallel-size"
         raise UsageError(f"{option}: belongs to --from-engine-log; leave it out")
     done = _calibrated(from_bench or [], backend, grid, dtype, threads, name, made, device)
-    out.write_text(done.profile.to_json(), encoding="utf-8")
+    write_whole(out, done.profile.to_json())
     if json_:
         print(json_text(done.to_dict() | {"written": str(out)}))
     else:

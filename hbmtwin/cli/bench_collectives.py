@@ -22,7 +22,7 @@ from hbmtwin.cli.bench import (
 )
 from hbmtwin.cli.exits import OK, UsageError
 from hbmtwin.cli.options import Json
-from hbmtwin.cli.output import json_text, stdout
+from hbmtwin.cli.output import json_text, stdout, write_whole
 
 if TYPE_CHECKING:
     from hbmtwin.validation.bench.records import Bench, Case
@@ -60,7 +60,7 @@ def bench_collectives(
     else:
         _print(bench, wall_s)
     if out is not None:  # after the screen, which has the times even where the disk is full
-        out.write_text(bench.to_json(), encoding="utf-8")
+        write_whole(out, bench.to_json())
     if picture is not None:
         from hbmtwin.dashboard.bench_figure import write_bench_page
 

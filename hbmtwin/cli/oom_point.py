@@ -41,7 +41,7 @@ def oom_point(
         int, typer.Option(min=1, max=MAX_SEEDS, help="Draws of the traffic: seeds, or windows of a trace.")
     ] = 10,
     memory: Annotated[
-        bool, typer.Option("--memory", help="Also the smallest device memory that survives, at up to 5 of the loads.")
+        bool, typer.Option("--memory", help="Also the smallest device memory that survives, at up to 4 of the loads.")
     ] = False,
     overrides: Overrides = None,
     out: Annotated[

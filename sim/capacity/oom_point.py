@@ -89,7 +89,7 @@ def oom_point(
 
     *call* turns scenarios into rows, in any order: :func:`hbmtwin.sim.sweep.execute.run_each`, with a store and a
     number of jobs if need be. About log2(loads) + 7 runs for each policy, end and draw, and about
-    18 for each smallest memory. Raise ScenarioError, CatalogError or WorkloadError before the first run.
+    15 for each smallest memory. Raise ScenarioError, CatalogError or WorkloadError before the first run.
     """
     overrides = [*overrides, *([] if seed is None else [f"seed={seed}"])]
     base = Scenario.load(path, overrides=overrides, preset=policies[0] if policies else None)

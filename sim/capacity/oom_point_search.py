@@ -19,7 +19,7 @@ K = TypeVar("K", bound=Hashable)
 Q = TypeVar("Q", bound=Hashable)
 R = TypeVar("R")
 
-FAR_APART = (1, 4, 16, 64)
+FAR_APART = (1, 8, 32)
 """How far beyond a smallest size it is asked whether larger ones do as well, in units."""
 
 
@@ -67,9 +67,9 @@ def first_failure(count: int) -> Search[int, FirstFailure]:
 
 
 def smallest_size(guess: int, most: int) -> Search[int, SmallestSize]:
-    """Find the smallest size up to *most* units that holds, in about log2(answer) + 5 runs where there is one edge.
+    """Find the smallest size up to *most* units that holds, in about log2(answer) + 4 runs where there is one edge.
 
-    Doubles *guess* until it holds, bisects, and asks for four larger sizes. One of those that fails moves the search
+    Doubles *guess* until it holds, bisects, and asks for a few larger sizes. One of those that fails moves the search
     above it: what is returned held, and so did all larger sizes that were asked for.
     """
     held: dict[int, bool] = {}

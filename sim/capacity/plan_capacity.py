@@ -120,7 +120,7 @@ def plan_capacity(
     plan = CapacityPlan(
         name=name,
         target=target,
-        kind=_kind(found, len(target.values)),
+        kind=_kind(found, target),
         answer=None if found.yes is None else target.values[found.yes],
         first_failing=None if found.no is None else target.values[found.no],
         survive=question.survive,
@@ -185,10 +185,10 @@ def _upper(loads: Loads, rule: SequentialRule, smallest: int) -> float | None:
     return None if found.yes is None else float(values[found.yes])
 
 
-def _kind(found: Found, count: int) -> Kind:
+def _kind(found: Found, target: Target) -> Kind:
     if found.yes is None:
         return "nothing_holds" if found.no == 0 else "not_shown"
-    return "unbounded" if found.no is None and found.yes == count - 1 else "found"
+    return "unbounded" if found.no is None and found.yes == len(target.values) - 1 and not target.end else "found"
 
 
 def _tried(target: Target, found: Found, confidence: float) -> tuple[Tried, ...]:

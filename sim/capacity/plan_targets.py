@@ -63,13 +63,16 @@ class Target:
     smaller_is_better: bool = False
     start: int = 0
     """Of the values, where a search begins: the scenario's own, or a guess."""
+    end: str = ""
+    """What the hardest value is where nothing lies beyond it; empty: it is only as far as is looked."""
     assumed: tuple[str, ...] = ()
     """What the scenario left open, in sentences."""
 
     def text(self, value: Value) -> str:
         """``96 users``, ``1.5 sessions a second``."""
         number = f"{value:,}" if isinstance(value, int) else f"{value:g}"
-        return f"{number} {self.unit}" if self.unit else number
+        unit = self.unit.removesuffix("s") if value == 1 and self.unit in ("users", "tokens", "devices") else self.unit
+        return f"{number} {unit}" if unit else number
 
 
 def target_of(scenario: Scenario, name: str | None) -> Target:
@@ -204,6 +207,7 @@ def _max_model_len(s: Scenario) -> Target:
         keys_of=lambda value: {"engine.max_model_len": int(value)},
         unit="tokens",
         start=start,
+        end="all positions of the model",
         assumed=("requests that are longer are refused at any load, which is no want of memory",),
     )
 
@@ -226,6 +230,7 @@ def _devices(s: Scenario) -> Target:
         unit="devices" if stages == 1 else "devices a stage",
         smaller_is_better=True,
         start=_place(values, s.engine.tensor_parallel_size),
+        end="there are no fewer",
         assumed=tuple(assumed),
     )
 

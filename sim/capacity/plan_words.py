@@ -44,7 +44,7 @@ def verdict(plan: CapacityPlan) -> str:
     best = "the smallest" if plan.target.smaller_is_better else "the most"
     if plan.target.name == "devices":
         best = "the fewest"
-    beyond = "none was shown to fail beyond" if plan.first_failing is None else _beyond(plan, plan.first_failing)
+    beyond = _beyond(plan)
     share = f"at least {100 * plan.survive:g} % of runs hold"
     sure = f"Both ends are right together with a confidence of {100 * plan.confidence:g} %"
     return f"{said}, {best} at which {share} ({shown}); {beyond}. {sure}."
@@ -78,11 +78,14 @@ def _seen(tried: Tried) -> str:
     return f"{tried.held:,} of {tried.trials:,} did"
 
 
-def _beyond(plan: CapacityPlan, failing: Value) -> str:
+def _beyond(plan: CapacityPlan) -> str:
+    failing = plan.first_failing
+    if failing is None:
+        return plan.target.end if plan.answer == plan.target.values[-1] else "none beyond was shown to fail"
     between = [t for t in plan.tried if t.counted and t.decided is None]
-    tried = _of(plan, failing)
     open_ = f"; between them {', '.join(f'{t.value:,}' for t in between)} could not be decided" if between else ""
-    return f"{plan.target.text(failing)} do not ({_seen(tried)}){open_}"
+    do = "does" if failing == 1 else "do"
+    return f"{plan.target.text(failing)} {do} not ({_seen(_of(plan, failing))}){open_}"
 
 
 def _once(plan: CapacityPlan) -> str:

@@ -7,7 +7,7 @@
     load 8, seed 1           x    x    .    .    .    27.2 GiB
 
 *Survives* is the end of :mod:`hbmtwin.sim.capacity.oom_point` that did not come: no failure, and for a policy that
-preempts, in a second search, no preemption either. Found by bisection to 1/64 GiB. More memory is not always better (a
+preempts, in a second search, no preemption either. Found by bisection to 1/32 GiB. More memory is not always better (a
 best-fit allocator may cut itself up otherwise), so larger sizes are asked for as well.
 """
 
@@ -23,11 +23,11 @@ from hbmtwin.sim.sweep.run_row import Row
 
 T = TypeVar("T")
 
-UNIT_BYTES = 1 << 24
-"""1/64 GiB: how finely it is found."""
-MOST_UNITS = 1 << 16
+UNIT_BYTES = 1 << 25
+"""1/32 GiB: how finely it is found."""
+MOST_UNITS = 1 << 15
 """1 TiB: no device has as much."""
-MEMORY_LOADS = 5
+MEMORY_LOADS = 4
 """Loads for which it is looked for, at most: evenly taken from those that are given, both ends among them."""
 
 
@@ -46,7 +46,7 @@ class SmallestMemory(NamedTuple):
 
 
 def smallest_memories(runs: Runs, ends: Mapping[str, Sequence[End]]) -> tuple[SmallestMemory, ...]:
-    """The smallest memory for some of the loads, and each draw, policy and end. About 18 runs each."""
+    """The smallest memory for some of the loads, and each draw, policy and end. About 15 runs each."""
     loads = evenly(runs.load.values, MEMORY_LOADS)
     draws = range(len(runs.draws))
     names = [(p, end, load, draw) for p in ends for end in ends[p] for load in loads for draw in draws]

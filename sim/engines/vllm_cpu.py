@@ -32,7 +32,7 @@ def defaults(rules: EngineRules, model: ModelShape, device: DeviceSpec, args: En
 VLLM_CPU = replace(
     VLLM,
     engine="vllm-cpu",
-    version="0",
+    version="2026",
     since=(0,),
     name="vLLM on a CPU, of 2026",
     vendors=("cpu",),

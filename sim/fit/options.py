@@ -99,12 +99,12 @@ AT_LEAST_ZERO = frozenset(
     }
 )
 ENGINES_OF = {
-    "gpu_memory_utilization": ("vllm", "vllm-ascend", "mindie"),
+    "gpu_memory_utilization": ("vllm", "vllm-ascend", "vllm-cpu", "mindie"),
     "mem_fraction_static": ("sglang",),
     "free_gpu_memory_fraction": ("tensorrt-llm",),
     "npu_mem_size": ("mindie",),
-    "kv_cache_memory_bytes": ("vllm", "vllm-ascend"),
-    "num_gpu_blocks_override": ("vllm", "vllm-ascend"),
+    "kv_cache_memory_bytes": ("vllm", "vllm-ascend", "vllm-cpu"),
+    "num_gpu_blocks_override": ("vllm", "vllm-ascend", "vllm-cpu"),
 }
 """Options that some engines have only. MindIE's NPU_MEMORY_FRACTION goes by vLLM's name."""
 FRACTIONS = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")

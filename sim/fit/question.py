@@ -273,7 +273,7 @@ class _Resolver:
     def _check_batch(self, settings: Settings, engine: str) -> None:
         """Raise FitError for a batch that vLLM refuses before it looks at memory (``SchedulerConfig``)."""
         batch, seqs, length = settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
-        if engine not in ("vllm", "vllm-ascend") or not self._given("max_num_batched_tokens"):
+        if engine not in ("vllm", "vllm-ascend", "vllm-cpu") or not self._given("max_num_batched_tokens"):
             return
         if self._given("max_num_seqs") and batch < seqs:
             raise FitError(

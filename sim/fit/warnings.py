@@ -41,7 +41,7 @@ def warnings_of(
         yield Said.of(OVER, over=Size(-rest.low), option=option)
     elif b.fits and not b.warnings and q.gpu_memory_utilization > SAFE_UTILIZATION and option == SHARE_OF_ALL:
         yield Said.of(TIGHT, low=Size(rest.low), high=Size(rest.high), safe=SAFE_UTILIZATION, option=option)
-    has_null_block = q.rules.engine in ("vllm", "vllm-ascend") and q.rules.version != "V0"
+    has_null_block = q.rules.engine in ("vllm", "vllm-ascend", "vllm-cpu") and q.rules.version != "V0"
     if (
         has_null_block
         and b.fits

@@ -49,7 +49,7 @@ def scenario_key(scenario: Scenario) -> str:
     for key in (*FILES, PROFILE, "model.name"):
         if (name := keys[key]) is not None and (key != PROFILE or is_profile_file(name)):
             keys[key] = _contents(name, model=key == "model.name")
-    text = json.dumps([version("hbmtwin"), _source_digest(), keys], sort_keys=True, ensure_ascii=True)
+    text = json.dumps([_release(), _source_digest(), keys], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:HEX_DIGITS]
 
 
@@ -77,6 +77,12 @@ def _contents(name: str, *, model: bool = False) -> str:
 def _digest(path: str, size: int, mtime_ns: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _release() -> str:
+    """The version, which is milliseconds to read."""
+    return version("hbmtwin")
 
 
 @cache

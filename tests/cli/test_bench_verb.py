@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hbmtwin.cli.output import write_whole
 from hbmtwin.dashboard.bench_figure import bench_figure, write_bench_page
 from hbmtwin.dashboard.collectives_figure import collectives_figure
 from hbmtwin.kernels.profile import read_profile
@@ -108,6 +111,33 @@ def test_a_place_that_takes_no_file_is_refused_before_anything_is_measured(
     assert answer.code == 2
     assert said in answer.err
     assert Path("b.json").read_text(encoding="utf-8") == before
+
+
+def test_a_profile_is_written_whole_or_not_at_all(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path("b.json").write_text(bench().to_json(), encoding="utf-8")
+    Path("p.json").write_text("before")
+    real = Path.write_text
+
+    def full(path: Path, text: str, **options: str) -> int:
+        if not path.name.endswith(".partial"):
+            return real(path, text, **options)
+        real(path, text[: len(text) // 2], **options)
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        answer = shell("calibrate", "--from-bench", "b.json", "--out", "p.json")
+    assert (answer.code, answer.err) == (1, "error: [Errno 28] No space left on device: 'p.json'\n")
+    assert Path("p.json").read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.json", "p.json"]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_text)
+        write_whole(pipe, "whole")
+        assert read.result(10) == "whole"
 
 
 def test_a_backend_that_is_not_here_is_told_with_its_cure(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 
+from hbmtwin.cli.app import app
 from hbmtwin.kernels.attention.backends import BackendUnavailable, load
 from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.validation.emulated import EmulatorUnavailable, build, npu
 from hbmtwin.validation.run_replay import backends as run_replay_backends
+from hbmtwin.validation.run_replay.room import SHARE
+from hbmtwin.validation.run_replay.steps import FEW_STEPS, ROUNDS, StepOptions
 
 Shell = Callable[..., Any]
 Recorded = Callable[..., Path]
@@ -406,3 +412,30 @@ def test_numbers_out_of_range_are_refused(shell: Shell, tmp_path: Path, wrong: t
     answer = shell("validate", "run", tmp_path, "--backend", "cpu", *wrong)
     assert answer.code == 2
     assert f"Invalid value for '{wrong[0]}'" in answer.err
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "validation.md").read_text(encoding="utf-8")
+
+
+def test_the_commands_of_the_page_exist_with_their_options_and_keys() -> None:
+    lines = [line for line in PAGE.splitlines() if line.startswith(("hbmtwin run ", "hbmtwin validate run "))]
+    assert len(lines) >= 5
+    command: Any = typer.main.get_command(app)
+    for line in lines:
+        words = shlex.split(line)[1:]
+        verb = command
+        while hasattr(verb, "commands"):
+            verb, words = verb.commands[words[0]], words[1:]
+        options = {name for parameter in verb.params for name in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, line
+        keys = [given for flag, given in pairwise(words) if flag == "--set"]
+        assert Scenario.load(overrides=keys) is not None
+
+
+def test_the_page_tells_the_defaults_of_whole_steps() -> None:
+    assert f"`--steps` at most ({StepOptions().steps})" in PAGE
+    assert f"`--limit-s` ({StepOptions().limit_s})" in PAGE
+    assert f"{ROUNDS[2]}, {ROUNDS[1]} or {ROUNDS[0]} rounds" in PAGE
+    assert f"fewer steps, down to {FEW_STEPS}," in PAGE
+    assert f"{SHARE['cpu']:.0%} of the memory" in PAGE.replace(" %", "%")
+    assert f"on a device {SHARE['cuda']:.0%}" in PAGE.replace(" %", "%")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hbmtwin.api import FitError, fit
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario, ScenarioError
@@ -57,3 +58,12 @@ def test_several_ranks_and_quantised_caches_are_refused_with_the_reason(tmp_path
         served(tmp_path, **{"kv_cache.dtype": "fp8"})
     with pytest.raises(ScenarioError, match="profile cpu-epyc-1-thread was made on cpu, not on h100-80gb"):
         served(tmp_path, **{"device.name": "h100-80gb"})
+
+
+def test_fit_answers_for_a_cpu() -> None:
+    said = fit(model="qwen2.5-0.5b", device="cpu", total_memory_bytes=4 * GIB)
+    assert said.budget.fits
+    assert said.budget.usable_bytes == -(-4 * GIB * 92 // 100)
+    assert not fit(model="llama-2-13b", device="cpu").budget.fits
+    with pytest.raises(FitError, match="vllm does not serve on cpu; use one of vllm-cpu"):
+        fit(model="qwen2.5-0.5b", device="cpu", engine="vllm")

@@ -66,8 +66,34 @@ def main() -> None:
     meter = bench_memory.Meter(device, "npu", started)
     meter.watch("decode", with_temporary)
     meter.watch("prefill", with_workspace)
-    Path(sys.argv[2]).write_text(json.dumps([figure._asdict() for figure in meter.figures()]))
+    Path(sys.argv[2]).write_text(
+        json.dumps({"figures": [figure._asdict() for figure in meter.figures()], **capped(device, empty)})
+    )
     os._exit(0)  # nothing of torch_npu's is worth waiting for
+
+
+def capped(device: Any, empty: Any) -> dict[str, Any]:
+    """What a cap of 200 MiB says of 300, and whether what a rank calls of torch_npu is there."""
+    from inspect import signature
+
+    import torch
+
+    from hbmtwin.validation.bench.memory_cap import cap_memory
+
+    said = ""
+    cap = cap_memory(device, 200 * MIB)
+    try:
+        empty(300 * MIB)
+    except RuntimeError as refused:
+        said = str(refused).splitlines()[0]
+    names = ("NPUGraph", "graph", "set_device", "device_count", "set_per_process_memory_fraction")
+    return {
+        "cap": cap,
+        "said": said,
+        "missing": [name for name in names if not hasattr(device, name)],
+        "graph": list(signature(device.graph.__init__).parameters),
+        "groups": torch.distributed.Backend.backend_list,
+    }
 
 
 if __name__ == "__main__":

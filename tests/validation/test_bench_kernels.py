@@ -84,6 +84,18 @@ def test_a_case_that_finds_no_memory_is_told_by_its_sizes(torch: Any) -> None:
         run_bench([huge], "cpu", timer=FakeTimer())
 
 
+def test_a_cap_is_set_before_anything_is_made(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    capped: list[tuple[Any, int]] = []
+    monkeypatch.setattr("hbmtwin.validation.bench.kernels.cap_memory", lambda *asked: capped.append(asked))
+    run_bench(CASES[:1], "cpu", timer=FakeTimer(), rounds=1)
+    assert capped == []
+    run_bench(CASES[:1], "cpu", timer=FakeTimer(), rounds=1, memory_bytes=5)
+    assert capped == [(torch.cpu, 5)]
+    huge = case("matmul", {"tokens": 1 << 40, "out_features": 1, "in_features": 1 << 16})
+    with pytest.raises(BenchError, match="take smaller sizes, or more than 2 GiB with --memory-gib, or leave it out"):
+        run_bench([huge], "cpu", timer=FakeTimer(), memory_bytes=2 << 30)
+
+
 def test_a_clock_is_read_around_all_calls() -> None:
     ticks = iter((100, 1300))
     called: list[int] = []

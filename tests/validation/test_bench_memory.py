@@ -374,7 +374,12 @@ def test_over_the_emulated_driver_the_real_allocator_tells_what_was_taken(tmp_pa
         check=False,
     )
     assert answer.exists(), done.stderr[-2000:]
-    context, workspace, *_ = [MemoryFigure(**figure) for figure in json.loads(answer.read_text())]
+    told = json.loads(answer.read_text())
+    context, workspace, *_ = [MemoryFigure(**figure) for figure in told["figures"]]
     assert (context.bytes, context.confidence) == (300 * MIB, "H")
     assert (workspace.bytes, workspace.confidence) == (3 * MIB + 512 + 6 * MIB, "H")
     assert "decode 3146240+0+0, prefill 0+0+6291456; TASK_QUEUE_ENABLE=0" in workspace.how
+    assert (told["cap"], told["missing"]) == (200 * MIB, [])
+    assert "Tried to allocate 302.00 MiB" in told["said"]
+    assert "capture_error_mode" in told["graph"]
+    assert "hccl" in told["groups"]

@@ -23,11 +23,12 @@ from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.run_replay.decodable import NoDecoder, check_decoder, need_of, read_model
-from hbmtwin.validation.run_replay.room import Need, Room, free_host_bytes, layers_that_fit
+from hbmtwin.validation.run_replay.meter import stopwatch_of
+from hbmtwin.validation.run_replay.room import Need, Room, free_host_bytes, layers_that_fit, room_of
 from hbmtwin.validation.run_replay.sampling import Batch
 from hbmtwin.validation.run_replay.source import RecordedRun, load_run
 from hbmtwin.validation.run_replay.step_report import StepReplay
-from hbmtwin.validation.run_replay.steps import StepOptions, replay_steps, scaled
+from hbmtwin.validation.run_replay.steps import StepOptions, _prepared, replay_steps, scaled
 from hbmtwin.validation.run_replay.strata import RunSteps, choose
 
 GIB = 1 << 30
@@ -332,6 +333,81 @@ def test_the_picture_has_both_sides_of_step_and_attention_and_an_error_for_each(
     assert list(traces["step, measured"].y) == (s.measured_ns / 1e6).tolist()
     assert len(traces["prefill"].y) + len(traces["decode"].y) == len(s.steps)
     assert "all 4 layers" in steps_part(s)
+
+
+# -- a device that is none ---------------------------------------------------------------------------------------------
+
+
+class Device:
+    """torch's module of a device, as far as it is asked: 8 GiB, half of it free."""
+
+    class Event:
+        clock = 0.0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.at = -1.0
+
+        def record(self) -> None:
+            self.at = Device.Event.clock
+
+        def elapsed_time(self, other: Device.Event) -> float:
+            return other.at - self.at
+
+    def __init__(self) -> None:
+        self.fractions: list[float] = []
+        self.emptied = 0
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 4 * GIB, 8 * GIB
+
+    def set_per_process_memory_fraction(self, fraction: float) -> None:
+        self.fractions.append(fraction)
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def synchronize(self) -> None:
+        pass
+
+
+class TorchOf:
+    OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
+
+    def __init__(self) -> None:
+        self.cuda = Device()
+
+
+def test_a_device_has_a_cap_and_gets_its_memory_back_where_it_runs_out() -> None:
+    fake = TorchOf()
+    assert room_of(fake, "cuda") == Room(
+        int(4 * GIB * 0.9), "4.00 GiB of the device are free, of which 90% may be taken"
+    )
+    capped = room_of(fake, "cuda", GIB)
+    assert capped.bytes == GIB
+    assert capped.said.endswith(", and the run's device.memory_bytes are 1.00 GiB")
+    with _prepared(fake, "cuda", 1, capped):
+        assert fake.cuda.fractions == [0.125]
+    assert (fake.cuda.fractions, fake.cuda.emptied) == ([0.125, 1.0], 1)
+    with (
+        pytest.raises(NoDecoder, match=r"memory ran out under the cap of 1\.00 GiB: CUDA out of memory"),
+        _prepared(fake, "cuda", 1, capped),
+    ):
+        raise TorchOf.OutOfMemoryError("CUDA out of memory. Tried to\nallocate")
+    assert (fake.cuda.fractions[-1], fake.cuda.emptied) == (1.0, 2)
+
+
+def test_events_are_summed_and_forgotten() -> None:
+    watch = stopwatch_of(TorchOf(), "cuda")
+    assert watch.clock == "events"
+
+    def work() -> str:
+        Device.Event.clock += 1.5
+        return "done"
+
+    assert [watch.around(work), watch.around(work)] == ["done", "done"]
+    assert watch.taken_ns() == 3_000_000
+    assert watch.taken_ns() == 0
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

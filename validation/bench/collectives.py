@@ -207,7 +207,7 @@ class _Answers:
         """What they told. Raise GroupFailed where one ends before its times of eager calls are there, or all say
         nothing; behind that it is the graphs that failed, and the times stand."""
         self._read(processes, folder)
-        graphed = all((True, size) in own for own in self._samples for size in self.task.sizes)
+        graphed = all(map(self._has_graphs, range(self.task.ranks)))
         self.no_graph *= not graphed  # what failed behind the last one is nobody's matter
         keys = [key for key in self._samples[0] if graphed or not key[0]]
         means = {key: [fmean(turn) for turn in zip(*(own[key] for own in self._samples), strict=True)] for key in keys}
@@ -239,6 +239,10 @@ class _Answers:
     def _all_eager(self) -> bool:
         return len(self._eager) == self.task.ranks
 
+    def _has_graphs(self, rank: int) -> bool:
+        """Whether it told all that it has to tell."""
+        return all((True, size) in self._samples[rank] for size in self.task.sizes)
+
     def _fail(self, why: str, rank: int | None = None) -> None:
         """Raise GroupFailed, unless that rank, or each, has told its times of eager calls."""
         if rank in self._eager or self._all_eager():
@@ -251,7 +255,7 @@ class _Answers:
             code = process.wait(END_S)
         except subprocess.TimeoutExpired:
             raise GroupFailed(f"rank {rank} does not end") from None
-        if code or rank not in self._eager:
+        if (code or rank not in self._eager) and not self._has_graphs(rank):
             self._fail(f"rank {rank} ended with {code}{self._last(folder, rank)}", rank)
 
     def _last(self, folder: Path, rank: int = 0) -> str:

@@ -119,6 +119,7 @@ def replay_steps(
     choice = _choose(steps, plan, model, room, width, _pace(plan, model, backend, called, same), options)
     told(_announced(choice, len(steps), model.num_layers, options))
     num_blocks = blocks_of([c.batch for c in choice.chosen], plan.block_size)
+    until_s = now_s() + options.limit_s
     with _prepared(torch, backend, options.threads, room), torch.inference_mode():
         watch = stopwatch_of(torch, backend)
         if runner is None:
@@ -134,7 +135,7 @@ def replay_steps(
         else:
             made = runner(model, num_blocks, choice.depth)
         threads = f", {threads_told(torch)}" if backend == "cpu" else ""
-        measured = _measure(made, choice, model.num_layers, now_s() + options.limit_s, done, now_s)
+        measured = _measure(made, choice, model.num_layers, until_s, done, now_s)
     timed = choice.chosen[: len(measured)]
     batches = [c.batch for c in timed]
     columns = np.array(measured, np.int64).reshape(-1, 5)
@@ -346,3 +347,4 @@ def _notes(
         yield "Ops were launched one by one from Python; an engine replays decode steps as graphs, which take less."
     elif plan.profile is not None and called not in plan.profile.source:
         yield f"The profile is of another CPU: {plan.profile.source}."
+    yield from (note for note in run.summary["notes"] if note.startswith("calibration.profile "))
