@@ -56,7 +56,6 @@ BASIS = Phrase(
     "显存按分配器与引擎自身的规则得出；时间来自成本模型：{basis}。",
 )
 DEFAULT_BASIS = Phrase("default, uncalibrated", "默认值，未校准")
-SLO_LINE = Phrase("SLO {limit:g} ms", "SLO {limit:g} ms")
 NOTES = Phrase("Notes", "说明")
 METRICS = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
 GIB = 1 << 30
@@ -110,7 +109,7 @@ def _result(result: Result) -> None:
             figure.add_hline(
                 y=1e3 * limit_s,
                 line={"color": ALARM, "width": 1, "dash": "dash"},
-                annotation={"text": text(SLO_LINE, limit=1e3 * limit_s), "font": {"color": ALARM}},
+                annotation={"text": f"SLO {1e3 * limit_s:g} ms", "font": {"color": ALARM}},
             )
         draw(figure, key="latency")
     with right:
