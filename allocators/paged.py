@@ -16,7 +16,7 @@ where 0.18 and 0.22 differ, ``version`` says so. It gives them: ``scripts/valida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from hbmtwin.allocators.admission import Admission
@@ -75,6 +75,8 @@ class PagedPolicy(PoolPolicy):
         self._tokens = 0
         self.unsampled: Collection[int] | None = None
         """Of a server that plans ahead: see ``KeysFollow``."""
+        self.under_way: Mapping[int, int] = {}
+        """The same; nothing is given back here while a sequence runs."""
         self._prefixes = PrefixCounter(at_look_up=config.counts_look_ups)
 
     # -- room for tokens ---------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ class AsyncVllmScheduler(VllmScheduler):
         """Who ends with the step behind which the last plan was made, in its order."""
         self._sampled: dict[int, Entry] = {}
         """Of those not in the group, whose newest token came from that step: not known when the next one is planned."""
+        self._under_way: dict[int, int] = {}
+        """Of those not in the group the tokens that this step computes of each."""
         self._now_ns = 0
         self._ahead = Plan([])
         """The last plan."""
@@ -86,10 +88,11 @@ class AsyncVllmScheduler(VllmScheduler):
         if self._kv is not kv:
             assert isinstance(kv, KeysFollow)
             self._keys = kv
-            kv.unsampled = self._sampled.keys()
+            kv.unsampled, kv.under_way = self._sampled.keys(), self._under_way
         self._let_in(self._now_ns)
         self._sampled.clear()
         self._ending.clear()
+        self._under_way.clear()
         return self._planned(kv)
 
     def schedule_ahead(self, p: Plan, k: int, kv: KVPolicy, now_ns: int) -> Plan:
@@ -109,6 +112,7 @@ class AsyncVllmScheduler(VllmScheduler):
         """What *k* steps of *p* computed, and sampled but for the very last token of those that are known to end."""
         self._sampled.clear()
         self._ending.clear()
+        self._under_way.clear()
         if k > 1:
             self.running_tokens += (k - 1) * len(p.decodes)
         scheduled = p.scheduled
@@ -122,6 +126,7 @@ class AsyncVllmScheduler(VllmScheduler):
             entry = self._entries.get(s.id)
             if entry is None:
                 continue  # it had ended already
+            self._under_way[s.id] = new
             s.num_computed_tokens += new + k - 1
             if s.num_computed_tokens + 1 - k != s.num_tokens:
                 continue

@@ -47,14 +47,13 @@ from hbmtwin.validation.run_replay.source import RecordedRun
 from hbmtwin.validation.run_replay.step_report import StepReplay
 from hbmtwin.validation.run_replay.strata import Chosen, RunSteps, choose
 
-ROUNDS = (9, 5, 3)
+ROUNDS = (9, 5, 3, 1)
 """Through all chosen steps, so that a burst of another's load spoils a round and not a step: the first of these that is
-thought to take a quarter of the limit, else the last. In each a step runs twice: warming up, with attention told apart,
-and timed."""
+thought to take half the limit. In each a step runs twice: warming up, with attention told apart, and timed."""
 LIMIT_S = 120
 """Of all measurements, unless told otherwise; as much is chosen as is thought to take half of it."""
 FEW_STEPS = 8
-"""As many are kept before layers are left out."""
+"""As many are kept before rounds become one, and then layers are left out."""
 MAKING_BYTES_PER_S = 1e9
 """Of weights and KV, roughly."""
 HOST_PROFILE = "cpu-epyc-1-thread"
@@ -178,8 +177,8 @@ def _choose(
     pace_ns: Callable[[Batch], float],
     options: StepOptions,
 ) -> _Choice:
-    """So many steps and layers as fit the memory and the time: steps give way down to FEW_STEPS, then layers, then the
-    other steps. Raise NoDecoder."""
+    """So many steps and layers as fit the memory and the time: steps give way down to FEW_STEPS, then rounds, then
+    layers, then the other steps. Raise NoDecoder."""
     whole, most = model.num_layers, options.steps
     while True:
         why = ""
@@ -201,8 +200,9 @@ def _choose(
             raise NoDecoder(f"{why} Its layers are not alike (some have a window), so that some do not tell of all")
         while True:
             seconds = {n: _seconds(batches, depth, need.of(depth), whole, n, pace_ns) for n in ROUNDS}
-            if seconds[ROUNDS[-1]] <= options.limit_s / 2:
-                rounds = next((n for n in ROUNDS if seconds[n] <= options.limit_s / 4), ROUNDS[-1])
+            fit = (n for n in ROUNDS if seconds[n] <= options.limit_s / 2 and (n > 1 or len(chosen) <= FEW_STEPS))
+            rounds = next(fit, None)
+            if rounds is not None:
                 return _Choice(chosen, depth, rounds, seconds[rounds], why)
             if len(chosen) > FEW_STEPS or depth == 1 or not layers_are_alike(model):
                 break
@@ -247,9 +247,13 @@ def _pace(plan: ServerPlan, model: ModelShape, backend: Backend, called: str, sa
 def _announced(choice: _Choice, total: int, num_layers: int, options: StepOptions) -> str:
     depth = f"all {num_layers}" if choice.depth == num_layers else f"{choice.depth} of {num_layers}"
     return (
-        f"measuring {len(choice.chosen):,} of {total:,} steps through {depth} layers, in {choice.rounds} rounds: about "
-        f"{max(1, round(choice.seconds)):,} s, and {options.limit_s:,.0f} s at most (--limit-s)"
+        f"measuring {len(choice.chosen):,} of {total:,} steps through {depth} layers, in {_rounds(choice)}: about "
+        f"{max(1, round(choice.seconds)):,} s, and none begins after {options.limit_s:,.0f} s (--limit-s)"
     )
+
+
+def _rounds(choice: _Choice) -> str:
+    return f"{choice.rounds} round{'' if choice.rounds == 1 else 's'}"
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -335,10 +339,10 @@ def _notes(
     if choice.depth < num_layers:
         yield (
             f"{choice.why_fewer_layers} Measured {choice.depth} of {num_layers} layers, all alike: a step's time is "
-            f"t({choice.depth}) + {num_layers - choice.depth} x (t({choice.depth}) - t(0)) / {choice.depth}, by what "
-            f"{choice.depth} layers and none took."
+            f"t({choice.depth}) + {num_layers - choice.depth} x (t({choice.depth}) - t(0)) / {choice.depth}, where "
+            "t(n) is what n layers took."
         )
-    yield f"Medians of {choice.rounds} rounds through these steps, by {clock} time."
+    yield f"Medians of {_rounds(choice)} through these steps, by {clock} time."
     yield (
         "Every step ran alone: embedding, layers, KV writes, head, argmax; weights and KV are random, blocks dealt out "
         "in turn. The scheduler, sampling beyond argmax, and what the run adds for driver calls or swaps were not run."
