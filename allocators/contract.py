@@ -334,6 +334,20 @@ class KeysFollow(Protocol):
 
 
 @runtime_checkable
+class LetsRest(ReservesTogether, Protocol):
+    """One that knows how many blocks are free, and lets a member leave the group before it gives its own back."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that may be taken."""
+        ...
+
+    def rest(self, s: KVSequence) -> None:
+        """Take a sequence, which has left the group, out of what the group is given; it keeps what it holds."""
+        ...
+
+
+@runtime_checkable
 class CountsInBlocks(Protocol):
     """A KV policy whose usage follows from a few numbers: timelines keep these, and make bytes of thousands at once."""
 

@@ -195,6 +195,13 @@ class PagedPolicy(PoolPolicy):
         self._register(self._cache, table, s, computed // self.config.block_size)
         self._changed(table)
 
+    def rest(self, s: KVSequence) -> None:
+        """Take a sequence out of the group that it decoded with; it keeps what it holds. O(log(block_size))."""
+        table, batch = self._tables[s.id], self._batch
+        if batch is not None and table.place != NOWHERE:
+            batch.leave(table.place, len(table.blocks), self._key_due(table))
+            table.place = NOWHERE
+
     def _key_due(self, table: BlockTable) -> int:
         """Tokens with which the next key of one that decodes is given: with the token behind the block, where that of
         a step is known only when the one after it is planned."""
