@@ -194,6 +194,17 @@ def test_when_time_is_up_the_round_ends_and_in_the_first_steps_are_left_out(tmp_
 
 
 @pytest.mark.usefixtures("torch")
+def test_a_profile_of_another_cpu_or_of_other_threads_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path)
+    monkeypatch.setattr("hbmtwin.validation.run_replay.steps.device_called", lambda torch, backend: "AMD EPYC")
+    said = "The profile is of another CPU, or of other threads: hbmtwin bench kernels: "
+    assert not any(said in note for note in measured(run).notes)
+    assert any(said in note for note in measured(run, StepOptions(threads=2)).notes)
+    monkeypatch.setattr("hbmtwin.validation.run_replay.steps.device_called", lambda torch, backend: "Other")
+    assert any(said in note for note in measured(run).notes)
+
+
+@pytest.mark.usefixtures("torch")
 def test_medians_and_the_least_of_the_rounds(tmp_path: Path) -> None:
     run = recorded(tmp_path, "workload.output_tokens=7")  # seven steps, so that busy ones fall on each in turn
     s = measured(run, runner=lambda *sizes: Formula(*sizes, busy=400))

@@ -120,7 +120,7 @@ def replay_steps(
     num_blocks = blocks_of([c.batch for c in choice.chosen], plan.block_size)
     until_s = now_s() + options.limit_s
     with _prepared(torch, backend, options.threads, room), torch.inference_mode():
-        watch = stopwatch_of(torch, backend)
+        watch, used = stopwatch_of(torch, backend), torch.get_num_threads()
         if runner is None:
             made: StepRunner = DecoderRunner(
                 model,
@@ -161,7 +161,9 @@ def replay_steps(
         total_steps=len(steps),
         total_predicted_ns=int(steps.times_ns.sum()),
         left_out=len(choice.chosen) - len(timed),
-        notes=tuple(_notes(run, plan, backend, called, choice, len(timed), len(steps), model.num_layers, watch.clock)),
+        notes=tuple(
+            _notes(run, plan, backend, called, choice, len(timed), len(steps), model.num_layers, watch.clock, used)
+        ),
     )
 
 
@@ -326,6 +328,7 @@ def _notes(
     total: int,
     num_layers: int,
     clock: str,
+    threads: int,
 ) -> Iterator[str]:
     yield f"{timed:,} of {total:,} steps were measured" + (
         "."
@@ -349,6 +352,8 @@ def _notes(
     )
     if backend != "cpu":
         yield "Ops were launched one by one from Python; an engine replays decode steps as graphs, which take less."
-    elif plan.profile is not None and called not in plan.profile.source:
-        yield f"The profile is of another CPU: {plan.profile.source}."
+    elif plan.profile is not None and not (
+        called in plan.profile.source and f"threads {threads}," in plan.profile.source
+    ):
+        yield f"The profile is of another CPU, or of other threads: {plan.profile.source}."
     yield from (note for note in run.summary["notes"] if note.startswith("calibration.profile "))
