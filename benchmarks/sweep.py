@@ -3,7 +3,8 @@
     python benchmarks/sweep.py [--runs 240] [--ray]
 
 The runs are those of docs/sweeps.md, a tenth of a second each. Of each way: wall time, and CPU time of all its
-processes that have ended (Ray's workers are not among them). A quiet machine is wanted: what else runs shows in the wall times.
+processes that have ended (Ray's workers are not among them). A quiet machine is wanted: what else runs shows in
+the wall times.
 """
 
 from __future__ import annotations
