@@ -9,6 +9,7 @@ from hbmtwin.sim.capacity.oom_point_curves import CONFIDENCE, Share, by_load, ca
 from hbmtwin.sim.capacity.oom_point_loads import WORDS
 from hbmtwin.sim.capacity.oom_point_runs import End
 from hbmtwin.sim.capacity.oom_point_tables import half_load
+from hbmtwin.workloads.builtin import NUM_PROMPTS
 
 GIB = 2**30
 MISSING = "–"
@@ -142,6 +143,9 @@ def cause_counts(found: dict[str, int]) -> str:
 
 def _remarks(point: OomPoint) -> list[str]:
     remarks = []
+    asking = point.scenario.workload.num_prompts or NUM_PROMPTS
+    if point.load.word == "users" and point.load.values[-1] > asking:
+        remarks.append(f"Of {point.load.values[-1]:,} users only {asking:,} ever ask: raise workload.num_prompts.")
     if torn := [c for c in point.critical if not c.monotone]:
         names = dict.fromkeys(name_of(c.policy, c.end) for c in torn)
         remarks.append(
