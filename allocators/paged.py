@@ -16,7 +16,7 @@ where 0.18 and 0.22 differ, ``version`` says so. It gives them: ``scripts/valida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from hbmtwin.allocators.admission import Admission
@@ -75,6 +75,8 @@ class PagedPolicy(PoolPolicy):
         self._tokens = 0
         self.unsampled: Collection[int] | None = None
         """Of a server that plans ahead: see ``KeysFollow``."""
+        self.under_way: Mapping[int, int] = {}
+        """The same; nothing is given back here while a sequence runs."""
         self._prefixes = PrefixCounter(at_look_up=config.counts_look_ups)
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
@@ -192,6 +194,13 @@ class PagedPolicy(PoolPolicy):
             self._leave_batch()
         self._register(self._cache, table, s, computed // self.config.block_size)
         self._changed(table)
+
+    def rest(self, s: KVSequence) -> None:
+        """Take a sequence out of the group that it decoded with; it keeps what it holds. O(log(block_size))."""
+        table, batch = self._tables[s.id], self._batch
+        if batch is not None and table.place != NOWHERE:
+            batch.leave(table.place, len(table.blocks), self._key_due(table))
+            table.place = NOWHERE
 
     def _key_due(self, table: BlockTable) -> int:
         """Tokens with which the next key of one that decodes is given: with the token behind the block, where that of

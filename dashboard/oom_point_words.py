@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hbmtwin.dashboard.sweep_words import cause_text
-from hbmtwin.dashboard.verdict import COMMA, LIST_COMMA, joined
+from hbmtwin.dashboard.verdict import COMMA, LIST_COMMA, SEMICOLON, joined
 from hbmtwin.sim.capacity.oom_point import CriticalLoad, OomPoint
 from hbmtwin.sim.capacity.oom_point_curves import CONFIDENCE, Share, by_load, causes, memory_by_load, quantile
 from hbmtwin.sim.capacity.oom_point_draws import what_varies
+from hbmtwin.sim.capacity.oom_point_loads import WORDS
 from hbmtwin.sim.capacity.oom_point_runs import End
 from hbmtwin.sim.capacity.oom_point_tables import half_load
 from hbmtwin.sim.phrases import Lang, Phrase, Said
+from hbmtwin.workloads.builtin import NUM_PROMPTS
 
 GIB = 2**30
 MISSING = "–"
@@ -38,8 +40,22 @@ HEADLINE = Phrase("{model} on {device}, {span}: {varies}", "{model}，{device}�
 
 ENDS: dict[End, Phrase] = {
     "fails": Phrase("runs out of memory", "显存耗尽"),
-    "preempts": Phrase("preempts or runs out", "抢占或显存耗尽"),
+    "preempts": Phrase("preempts", "抢占"),
 }
+PLAN = Phrase("Memory runs out {draws}: {policies} ({word}).", "{draws}不会显存耗尽：{policies}（{word}）。")
+IN_NONE = Phrase("in none of {n} draws", "{n} 个样本均")
+IN_ONE = Phrase("in the one draw", "唯一的样本")
+WITHOUT = Phrase("{policy} {safe} ({without} without preempting)", "{policy} {safe}（不抢占则{without}）")
+NO_LOAD = Phrase("at no load that is known", "没有已知的负载")
+NOT_EVEN = Phrase("not even at {load}", "{load} 也不行")
+UP_TO = Phrase("up to {load}", "到 {load} 为止")
+UP_TO_LARGEST = Phrase("up to {load}, the largest asked for", "到所给的最大负载 {load} 为止")
+MEMORY_PLAN = Phrase(
+    "The smallest device memory (GiB) on which every draw is served, from {first} to {last}: {policies}.",
+    "{first} 至 {last}，所有样本都能跑完的最小显存（GiB）：{policies}。",
+)
+TAKES = Phrase("{policy} {first} to {last}", "{policy} {first} 至 {last}")
+TAKES_WITHOUT = Phrase("{policy}, without preempting {first} to {last}", "{policy}，不抢占 {first} 至 {last}")
 UNKNOWN = Phrase(
     "{policy}: no run says whether it {ends}: all ended in an error.",
     "{policy}：无法判断是否会{ends}：全部运行都报错。",
@@ -48,6 +64,10 @@ NEVER = Phrase("{policy} never {ends} up to {load} ({held}).", "{policy} 直到 
 ALREADY = Phrase(
     "{policy} {ends} at {load} already, the smallest load asked for, in every draw.{why}",
     "{policy} 在最小的负载（{load}）下，所有样本都已{ends}。{why}",
+)
+AT_ONCE = Phrase(
+    "{policy} {ends} at {load} in every draw; {before}.{why}",
+    "{policy} {ends}：{load}时所有样本都出现；{before}。{why}",
 )
 ENDED = Phrase("{policy} {ends} {where}; {before}.{why}", "{policy} {ends}：{where}；{before}。{why}")
 FIRST = Phrase("first at {load}", "首次在 {load}")
@@ -69,6 +89,10 @@ THRASHES = Phrase(
     ", and thrashes in {minutes} of its minutes over all draws", "，所有样本合计有 {minutes} 分钟处于抢占抖动"
 )
 NEVER_THRASHES = Phrase(", and never thrashes", "，没有抢占抖动")
+FEWER_ASK = Phrase(
+    "Of {users:,} users only {asking:,} ever ask: raise workload.num_prompts.",
+    "{users:,} 个用户中只有 {asking:,} 个会发出请求：请增大 workload.num_prompts。",
+)
 NOT_MONOTONE = Phrase(
     "Not monotone: {torn} of {draws} draws hold at a larger load than one that they fail at ({names}); every load was "
     "run for them, and the first failure counts.",
@@ -116,9 +140,49 @@ def headline(point: OomPoint, lang: Lang = "en") -> str:
 
 
 def sentences(point: OomPoint, lang: Lang = "en") -> list[str]:
-    """One for each policy and end: where it comes first, for half of the draws, for all, and how sure that is."""
-    said = [_sentence(point, policy, end, lang) for policy, ends in point.ends.items() for end in ends]
+    """What a planner takes from it; then one for each policy and end: where it comes first, for half, and for all."""
+    said = [plan(point, lang), *([memory_plan(point, lang)] if point.smallest else [])]
+    said += [_sentence(point, policy, end, lang) for policy, ends in point.ends.items() for end in ends]
     return [*said, *_remarks(point, lang)]
+
+
+def plan(point: OomPoint, lang: Lang = "en") -> str:
+    """The largest load for each policy up to which no draw came to an end, in a sentence."""
+    parts = []
+    for policy, ends in point.ends.items():
+        safe = [_safe(point, policy, end).text(lang) for end in ends]
+        if len(safe) == 2 and safe[0] != safe[1]:
+            parts.append(Said.of(WITHOUT, policy=policy, safe=safe[0], without=safe[1]).text(lang))
+        else:
+            parts.append(f"{policy} {safe[0]}")
+    draws = Said.of(IN_NONE, n=len(point.draws)) if len(point.draws) > 1 else Said.of(IN_ONE)
+    word = Said.of(WORDS[point.load.word])
+    return Said.of(PLAN, draws=draws, policies=joined(parts, COMMA, lang), word=word).text(lang)
+
+
+def _safe(point: OomPoint, policy: str, end: End) -> Said:
+    curve = by_load(point, policy, end)
+    if not curve:
+        return Said.of(NO_LOAD)
+    first = next((place for place, s in enumerate(curve) if s.ended), len(curve))
+    if first == 0:
+        return Said.of(NOT_EVEN, load=number(curve[0].at))
+    return Said.of(UP_TO_LARGEST if first == len(curve) else UP_TO, load=number(curve[first - 1].at))
+
+
+def memory_plan(point: OomPoint, lang: Lang = "en") -> str:
+    """The memory that the worst of the draws takes at the smallest and at the largest load, in a sentence."""
+    parts = []
+    for policy, ends in point.ends.items():
+        for end in ends:
+            if curve := memory_by_load(point.smallest, policy, end):
+                first, last = gib(curve[0].most_bytes, lang), gib(curve[-1].most_bytes, lang)
+                takes = TAKES_WITHOUT if end == "preempts" else TAKES
+                parts.append(Said.of(takes, policy=policy, first=first, last=last).text(lang))
+    loads = sorted({s.load for s in point.smallest})
+    policies = joined(parts, SEMICOLON, lang)
+    last_load = point.load.text(loads[-1], lang)
+    return Said.of(MEMORY_PLAN, first=number(loads[0]), last=last_load, policies=policies).text(lang)
 
 
 def _sentence(point: OomPoint, policy: str, end: End, lang: Lang) -> str:
@@ -132,9 +196,12 @@ def _sentence(point: OomPoint, policy: str, end: End, lang: Lang) -> str:
         return Said.of(NEVER, policy=policy, ends=ends, load=load, held=_held(last)).text(lang)
     first = next(s for s in curve if s.ended)
     first_load, why = point.load.text(first.at, lang), _why(point, policy, end, lang)
+    if first.ended == first.n and first is not curve[0]:
+        before = _none_at(curve[curve.index(first) - 1])
+        return Said.of(AT_ONCE, policy=policy, ends=ends, load=first_load, before=before, why=why).text(lang)
     if first is curve[0] and first.ended == first.n:
         return Said.of(ALREADY, policy=policy, ends=ends, load=first_load, why=why).text(lang)
-    before = next((s for s in reversed(curve) if not s.ended), None)
+    held = next((s for s in reversed(curve) if not s.ended), None)
     where = [Said.of(FIRST, load=first_load)]
     if (half := half_load(point, policy, end)) is not None and half != first.at:
         where.append(Said.of(HALF, load=number(half)))
@@ -143,11 +210,13 @@ def _sentence(point: OomPoint, policy: str, end: End, lang: Lang) -> str:
         where.append(Said.of(ALL, load=number(full.at)))
     elif full is None:
         where.append(Said.of(SOME, ended=last.ended, n=last.n, load=number(last.at)))
-    held = Said.of(SMALLEST, ended=first.ended, n=first.n)
-    if before:
-        held = Said.of(NONE, load=number(before.at), held=_held(before))
+    before = Said.of(SMALLEST, ended=first.ended, n=first.n) if held is None else _none_at(held)
     all_of_it = joined((said.text(lang) for said in where), COMMA, lang)
-    return Said.of(ENDED, policy=policy, ends=ends, where=all_of_it, before=held, why=why).text(lang)
+    return Said.of(ENDED, policy=policy, ends=ends, where=all_of_it, before=before, why=why).text(lang)
+
+
+def _none_at(s: Share) -> Said:
+    return Said.of(NONE, load=number(s.at), held=_held(s))
 
 
 def _held(s: Share) -> Said:
@@ -190,6 +259,9 @@ def cause_name(cause: str, lang: Lang = "en") -> str:
 
 def _remarks(point: OomPoint, lang: Lang) -> list[str]:
     remarks = []
+    users, asking = point.load.values[-1], point.scenario.workload.num_prompts or NUM_PROMPTS
+    if point.load.word == "users" and users > asking:
+        remarks.append(Said.of(FEWER_ASK, users=users, asking=asking))
     if torn := [c for c in point.critical if not c.monotone]:
         names = joined(dict.fromkeys(name_of(c.policy, c.end, lang) for c in torn), LIST_COMMA, lang)
         remarks.append(Said.of(NOT_MONOTONE, torn=len(torn), draws=len(point.critical), names=names))

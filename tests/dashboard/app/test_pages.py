@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ from streamlit.testing.v1 import AppTest
 
 from hbmtwin import api
 from hbmtwin.api import Scenario, fit
+from hbmtwin.cli import main
 from hbmtwin.dashboard.app import jobs
+from hbmtwin.dashboard.app.validate_page import read_report
 
 PAGE = """
 from hbmtwin.dashboard.app import {page}, language
@@ -47,8 +50,13 @@ def said(app: AppTest) -> str:
 
 def run_it(app: AppTest) -> AppTest:
     """Click on the page's button, and wait until its job has ended."""
-    app.button(key="run").click().run()
-    for _ in range(1200):
+    return click(app, "run")
+
+
+def click(app: AppTest, key: str) -> AppTest:
+    """Click on a button that starts a job, and wait until it has ended."""
+    app.button(key=key).click().run()
+    for _ in range(2400):
         if all(task.ended for task in app.session_state["tasks"].values()):
             break
         time.sleep(0.05)
@@ -216,3 +224,97 @@ def test_a_log_means_nothing_to_markdown() -> None:
     raw = "\n".join(str(part.value) for part in (*app.markdown, *app.error, *app.success))
     assert "<script>" not in raw
     assert "](http" not in raw
+
+
+# -- capacity, validate ----------------------------------------------------------------------------------------------
+
+
+def test_a_small_sweep_is_the_sweep_of_the_command_line() -> None:
+    app = page("capacity_page", settings=SMALL)
+    app.text_input(key="grid").input("kv_cache.preset=paged,doubling scheduler.max_num_seqs=2,4").run()
+    app.number_input(key="sweep-seeds").set_value(2).run()
+    assert app.code[0].value == (
+        "hbmtwin sweep --grid kv_cache.preset=paged,doubling scheduler.max_num_seqs=2,4 --seeds 2 "
+        "--set workload.num_prompts=5 --set workload.request_rate=inf"
+    )
+    app = click(app, "start-sweep")
+    assert not app.exception
+    assert "8 of 8 runs held" in said(app)
+    assert len(app.dataframe[-1].value) == 4
+
+
+@pytest.mark.parametrize(
+    ("grid", "told"),
+    [
+        ("kv_cache.presett=paged", "did you mean"),
+        ("workload.users=1:5000:1", "10,000 runs: here at most 500"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_a_grid_that_is_none_or_too_large_is_told(grid: str, told: str) -> None:
+    app = page("capacity_page", settings=SMALL)
+    app.text_input(key="grid").input(grid).run()
+    app.number_input(key="sweep-seeds").set_value(2).run()
+    assert not app.exception
+    assert told in said(app)
+
+
+def test_a_promise_with_a_typo_is_told() -> None:
+    app = page("capacity_page", settings=SMALL)
+    app.text_input(key="slo").input("ttft_p98=2s").run()
+    assert not app.exception
+    assert "ttft_p98" in said(app)
+
+
+def test_without_a_report_the_page_says_how_to_make_one() -> None:
+    app = page("validate_page")
+    assert "hbmtwin validate run DIR --backend emulated" in said(app)
+    assert "default, uncalibrated" in said(app)
+
+
+def test_a_profile_in_use_is_told_with_its_range() -> None:
+    app = page(
+        "validate_page",
+        settings=("device.name=cpu", "engine.max_model_len=1024", "calibration.profile=cpu-epyc-1-thread"),
+    )
+    assert not app.exception
+    assert "cpu-epyc-1-thread" in said(app)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b"\x80\x04.", b"[" * 100_000, b'{"memory": {"steps": 1}, "run": 1}', b"null"]
+)
+def test_what_is_no_report_is_none(content: bytes) -> None:
+    assert read_report(content) is None
+
+
+# -- the same numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SMALL,
+        ("kv_cache.preset=doubling",),
+        ("workload.preset=rag", "workload.num_prompts=30", "seed=7"),
+        ("model.name=qwen3-8b", "device.name=a100-80gb", "workload.users=6", "workload.num_prompts=40"),
+        ("scheduler.max_num_seqs=4", "workload.num_prompts=60", "slo.ttft_s=1.0", "slo.tpot_s=0.05"),
+    ],
+    ids=("small", "doubling", "rag", "users", "slo"),
+)
+def test_the_numbers_on_the_screen_are_those_of_the_command_line(
+    settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = run_it(page("what_if_page", settings=settings))
+    assert not app.exception
+    main(["run", *(word for setting in settings for word in ("--set", setting)), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    metrics = {metric.label: metric.value for metric in app.metric}
+    assert metrics["Completed"] == f"{told['requests_completed']:,}"
+    assert metrics["Peak reserved (GiB)"] == f"{told['peak_reserved_bytes'] / 2**30:.2f}"
+    assert metrics["TTFT p99 (s)"] == f"{told['ttft_s']['p99']:,.2f}"
+    assert metrics["TPOT p99 (ms)"] == f"{told['tpot_s']['p99'] * 1e3:,.2f}"
+    assert metrics["Preemptions"] == f"{told['preemptions']:,}"
+    table = app.dataframe[-1].value
+    for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s"):
+        assert dict(zip(table[""], table[name], strict=True)) == told[name]
