@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import style
+from hbmtwin.dashboard.log_axis import log_axis
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.validation.bench.peaks import bytes_and_flops_per_s
 from hbmtwin.validation.bench.records import Bench
@@ -58,7 +59,8 @@ def collectives_figure(bench: Bench, lang: Lang = "en") -> go.Figure:
             figure.add_scatter(x=x, y=speeds, showlegend=False, **look, row=1, col=2)
     style(figure, 520)
     figure.update_xaxes(type="log", dtick=1, title_text=Said.of(MESSAGE).text(lang))
-    figure.update_yaxes(type="log", dtick=1, title_text=Said.of(MEDIAN).text(lang), row=1, col=1)
+    times = [ns / 1e3 for p in bench.points for ns in (p.p25_ns, p.p75_ns)]
+    figure.update_yaxes(title_text=Said.of(MEDIAN).text(lang), **log_axis(times), row=1, col=1)
     figure.update_yaxes(title_text="GB/s", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "y": -0.16})
     return figure

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import style
+from hbmtwin.dashboard.log_axis import log_axis
 from hbmtwin.dashboard.palette import ALARM, HOLE, INK, LEAST, MOST_SERVED, NO_NUMBER, SLOWEST, policy_colours
 from hbmtwin.dashboard.sweep_words import LATENCIES, capacity_name, ends_text, point_name, short_key, value_text
 from hbmtwin.sim.phrases import Lang, Phrase, Said
@@ -228,21 +228,6 @@ def curves(points: Sequence[PointSummary], lang: Lang = "en") -> go.Figure:
     figure.update_yaxes(range=[-4, 104], row=1, col=1)
     figure.update_layout(legend={"orientation": "h", "y": -0.12})
     return figure
-
-
-def log_axis(values: Iterable[float]) -> dict[str, Any]:
-    """A logarithmic axis that holds all values above 0, with ticks at 1, 2 and 5 of each decade, or at most digits."""
-    above = [value for value in values if value > 0]
-    low, high = (log10(min(above)), log10(max(above))) if above else (0.0, 1.0)
-    digits = (1, 2, 5) if high - low > 0.8 else (1, 2, 3, 4, 5, 6, 8)
-    ticks = [digit * 10.0**decade for decade in range(floor(low) - 1, ceil(high) + 1) for digit in digits]
-    margin = max(0.05, 0.06 * (high - low))
-    return {
-        "type": "log",
-        "range": [low - margin, high + margin],
-        "tickvals": ticks,
-        "ticktext": [f"{tick:,g}" if tick < 1 else f"{tick:,.0f}" for tick in ticks],
-    }
 
 
 def _above(upper: Sequence[float], lower: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What sweeps, OOM points and groups of ranks say in Chinese: held to it by ``test_chinese``."""
+"""What sweeps, OOM points, groups of ranks and whole steps say in Chinese: held to it by ``test_chinese``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
-from hbmtwin.dashboard import collectives_figure, oom_point_figure, oom_point_words, sweep_figures, sweep_words
+from hbmtwin.dashboard import (
+    collectives_figure,
+    oom_point_figure,
+    oom_point_words,
+    run_replay_steps,
+    sweep_figures,
+    sweep_words,
+)
 from hbmtwin.sim.capacity.oom_point import CriticalLoad, OomPoint
 from hbmtwin.sim.capacity.oom_point_draws import Draw
 from hbmtwin.sim.capacity.oom_point_loads import Load
@@ -17,6 +25,7 @@ from hbmtwin.sim.capacity.smallest_memory import SmallestMemory
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.sweep.points import Spread
 from hbmtwin.validation.bench.records import Bench
+from hbmtwin.validation.run_replay.step_report import StepReplay
 
 from ..sweep.test_sweep_figures import ABOUT, two_axes
 from ..validation.test_calibrate_collectives import measured
@@ -83,6 +92,35 @@ def broken() -> OomPoint:
     return OomPoint(Scenario.load(), Load("num_prompts", (1, 2)), two, "2 seeds", {"a": ("fails",)}, {}, (), (), ())
 
 
+def whole_steps(*, same_device: bool) -> StepReplay:
+    """One of each kind."""
+    ns = np.array([3_000_000, 2_000_000, 1_000_000])
+    return StepReplay(
+        measured_on="cpu",
+        predicted_for="ascend-910b4",
+        basis="",
+        same_device=same_device,
+        clock="wall",
+        steps=np.arange(3),
+        kinds=("prefill", "mixed", "decode"),
+        sequences=np.arange(1, 4),
+        stands_for=np.ones(3),
+        predicted_ns=ns,
+        measured_ns=ns + 10_000,
+        least_ns=ns,
+        predicted_attention_ns=ns // 3,
+        measured_attention_ns=ns // 4,
+        num_layers=2,
+        layers_measured=2,
+        at_depth_ns=ns,
+        without_layers_ns=ns[:0],
+        total_steps=3,
+        total_predicted_ns=int(ns.sum()),
+        left_out=0,
+        notes=(),
+    )
+
+
 def table_of(point: int) -> list[list[str]]:
     """The header of a sweep's table, and a row of it."""
     header, cells = sweep_words.summary_rows(POINTS, "zh")
@@ -101,6 +139,9 @@ FIGURES: dict[Callable[..., object], Callable[[], list[go.Figure]]] = {
     oom_point_figure.cause_shares: lambda: [oom_point_figure.cause_shares(oom_point(), "zh")],
     oom_point_figure.share_by_place: lambda: [oom_point_figure.share_by_place(oom_point(), "zh")],
     oom_point_figure.memory_by_load_figure: lambda: [oom_point_figure.memory_by_load_figure(oom_point(), "zh")],
+    run_replay_steps.steps_figure: lambda: [
+        run_replay_steps.steps_figure(whole_steps(same_device=same), "zh") for same in (True, False)
+    ],
     collectives_figure.collectives_figure: lambda: [collectives_figure.collectives_figure(groups(), "zh")],
 }
 SENTENCES: dict[Callable[..., object], tuple[Callable[[], object], object]] = {
