@@ -44,11 +44,11 @@ def plan(point: OomPoint) -> str:
     for policy, ends in point.ends.items():
         safe = [_safe(point, policy, end) for end in ends]
         if len(safe) == 2 and safe[0] != safe[1]:
-            parts.append(f"{policy} {safe[0]} ({safe[1]} without preempting)")
+            parts.append(f"{policy} {safe[0]} (without preempting {safe[1]})")
         else:
             parts.append(f"{policy} {safe[0]}")
-    many = f"in none of {len(point.draws)} draws" if len(point.draws) > 1 else "in the one draw"
-    return f"Memory runs out {many}: {', '.join(parts)} ({WORDS[point.load.word]})."
+    many = f"all {len(point.draws)} draws" if len(point.draws) > 1 else "the one draw"
+    return f"Memory suffices in {many}: {', '.join(parts)} ({WORDS[point.load.word]})."
 
 
 def _safe(point: OomPoint, policy: str, end: End) -> str:
@@ -57,7 +57,7 @@ def _safe(point: OomPoint, policy: str, end: End) -> str:
         return "at no load that is known"
     first = next((place for place, s in enumerate(curve) if s.ended), len(curve))
     if first == 0:
-        return f"not even at {number(curve[0].at)}"
+        return f"at no load asked for ({number(curve[0].at)} is too much)"
     return f"up to {number(curve[first - 1].at)}" + (", the largest asked for" if first == len(curve) else "")
 
 
@@ -132,8 +132,8 @@ def _recomputed(point: OomPoint, policy: str) -> str:
     if not shares:
         return ""
     thrashes = f", and thrashes in {minutes} of its minutes over all draws" if minutes else ", and never thrashes"
-    middle = quantile(shares, 0.5)
-    return f" At {point.load.text(point.load.values[-1])} it computes {middle:.1f} % of its tokens twice{thrashes}."
+    most = f"up to {max(shares):.1f} %"
+    return f" At {point.load.text(point.load.values[-1])} it computes {most} of its tokens twice{thrashes}."
 
 
 def cause_counts(found: dict[str, int]) -> str:
@@ -224,15 +224,15 @@ def number(value: float | None) -> str:
 
 
 def fate(point: OomPoint, policy: str, end: End) -> str:
-    """``first at 0.5, all at 1`` or ``0 of 10 up to 8``: a legend's few words."""
+    """``first at 0.5, all at 1`` or ``never up to 8``: a title's few words, to three digits."""
     curve = by_load(point, policy, end)
     last = curve[-1]
     if not last.ended:
-        return f"never up to {number(last.at)}"
+        return f"never up to {last.at:,.3g}"
     first = next(s for s in curve if s.ended)
     full = next((s for s in curve if s.ended == s.n), None)
     if full is None:
-        return f"first at {number(first.at)}, {last.ended} of {last.n} up to {number(last.at)}"
+        return f"first at {first.at:,.3g}, {last.ended} of {last.n} by {last.at:,.3g}"
     if full.at == first.at:
-        return f"all at {number(full.at)}" + (", the smallest load" if full is curve[0] else "")
-    return f"first at {number(first.at)}, all at {number(full.at)}"
+        return f"all at {full.at:,.3g}" + (", the smallest" if full is curve[0] else "")
+    return f"first at {first.at:,.3g}, all at {full.at:,.3g}"
