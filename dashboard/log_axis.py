@@ -15,7 +15,7 @@ from typing import Any
 
 
 def log_axis(values: Iterable[float]) -> dict[str, Any]:
-    """An axis that holds all values above 0: ticks at each decade of many, at 1, 2 and 5 of some, at most digits of one.
+    """An axis that holds all values above 0, with ticks at decades, at 1, 2 and 5 of fewer, or at digits of one.
 
     O(values).
     """

@@ -43,10 +43,9 @@ PLACE_TITLES = {
     "time_s": SIMULATED_TIME,
     "operations": Phrase("allocator operations", "分配器操作数"),
 }
-LOAD = Phrase("load: {word}", "负载：{word}")
 RAN_OUT = Phrase("draws that ran out (%)", "显存耗尽的样本（%）")
 RUNS_OUT = Phrase("runs out: {fate}", "显存耗尽：{fate}")
-PREEMPTS = Phrase("preempts (dotted): {fate}", "抢占（点线）：{fate}")
+PREEMPTS = Phrase("preempts (dotted):<br>{fate}", "抢占（点线）：<br>{fate}")
 HELD_UP_TO = Phrase("held up to {load}", "到 {load} 都跑完")
 DRAWS = Phrase("draws", "样本数")
 DIED = Phrase("draws that died there or before (%)", "到此处为止 OOM 的样本（%）")
@@ -77,16 +76,12 @@ def share_by_load(point: OomPoint, lang: Lang = "en") -> go.Figure:
             if curve := curves[policy, end]:
                 name, dotted = name_of(policy, end, lang), end == "preempts"
                 _stairs(figure, curve, name, colour, lang, dotted=dotted, show=False, col=col)
-    style(figure, 380)
+    style(figure, 400)
     figure.update_annotations(font_size=13)
-    figure.update_xaxes(title_text=_load(point, lang), **_axis(point.load.values))
+    figure.update_xaxes(title_text=Said.of(WORDS[point.load.word]).text(lang), **_axis(point.load.values))
     figure.update_yaxes(title_text=Said.of(RAN_OUT).text(lang), range=[-3, 104], row=1, col=1)
-    figure.update_layout(margin={**MARGIN, "t": 64})
+    figure.update_layout(margin={**MARGIN, "t": 88})
     return figure
-
-
-def _load(point: OomPoint, lang: Lang) -> str:
-    return Said.of(LOAD, word=Said.of(WORDS[point.load.word])).text(lang)
 
 
 def _title(point: OomPoint, policy: str, ends: Sequence[End], lang: Lang) -> str:
@@ -171,7 +166,7 @@ def memory_by_load_figure(point: OomPoint, lang: Lang = "en") -> go.Figure:
     text = Said.of(HERE, device=point.scenario.device.name, size=here).text(lang)
     figure.add_hline(y=here, line=line, annotation={"text": text, "font": {"size": 12}}, annotation_position="top left")
     style(figure, 440)
-    figure.update_xaxes(title_text=_load(point, lang), **_axis(point.load.values))
+    figure.update_xaxes(title_text=Said.of(WORDS[point.load.word]).text(lang), **_axis(point.load.values))
     figure.update_yaxes(title_text=Said.of(SMALLEST).text(lang))
     figure.update_layout(legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}, margin={**MARGIN, "t": 64})
     return figure

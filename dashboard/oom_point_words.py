@@ -42,12 +42,12 @@ ENDS: dict[End, Phrase] = {
     "fails": Phrase("runs out of memory", "显存耗尽"),
     "preempts": Phrase("preempts", "抢占"),
 }
-PLAN = Phrase("Memory runs out {draws}: {policies} ({word}).", "{draws}不会显存耗尽：{policies}（{word}）。")
-IN_NONE = Phrase("in none of {n} draws", "{n} 个样本均")
-IN_ONE = Phrase("in the one draw", "唯一的样本")
-WITHOUT = Phrase("{policy} {safe} ({without} without preempting)", "{policy} {safe}（不抢占则{without}）")
+PLAN = Phrase("Memory suffices in {draws}: {policies} ({word}).", "{draws}显存够用：{policies}（{word}）。")
+ALL_DRAWS = Phrase("all {n} draws", "全部 {n} 个样本")
+ONE_DRAW = Phrase("the one draw", "唯一的样本")
+WITHOUT = Phrase("{policy} {safe} (without preempting {without})", "{policy} {safe}（不抢占则{without}）")
 NO_LOAD = Phrase("at no load that is known", "没有已知的负载")
-NOT_EVEN = Phrase("not even at {load}", "{load} 也不行")
+TOO_MUCH = Phrase("at no load asked for ({load} is too much)", "在所给的负载下都不够（{load} 已过大）")
 UP_TO = Phrase("up to {load}", "到 {load} 为止")
 UP_TO_LARGEST = Phrase("up to {load}, the largest asked for", "到所给的最大负载 {load} 为止")
 MEMORY_PLAN = Phrase(
@@ -82,8 +82,8 @@ HELD = Phrase(
 )
 CAUSES = Phrase(" Causes: {causes}.", "原因：{causes}。")
 TWICE = Phrase(
-    " At {load} it computes {share:.1f} % of its tokens twice{thrashes}.",
-    "{load}时重复计算了 {share:.1f} % 的 token{thrashes}。",
+    " At {load} it computes up to {share:.1f} % of its tokens twice{thrashes}.",
+    "{load}时最多重复计算了 {share:.1f} % 的 token{thrashes}。",
 )
 THRASHES = Phrase(
     ", and thrashes in {minutes} of its minutes over all draws", "，所有样本合计有 {minutes} 分钟处于抢占抖动"
@@ -99,7 +99,7 @@ NOT_MONOTONE = Phrase(
     "非单调：{draws} 个样本中有 {torn} 个在较小的负载下失败，却在更大的负载下跑完（{names}）；对它们运行了每个负载，"
     "以首次失败为准。",
 )
-ONE_DRAW = Phrase(
+LITTLE = Phrase(
     "With one draw the bands are all that a single run can say: next to nothing.",
     "只有一个样本：置信带只反映单次运行所能说明的，几乎没有信息。",
 )
@@ -109,9 +109,9 @@ BROKEN = Phrase(
 )
 
 NEVER_UP_TO = Phrase("never up to {load}", "到 {load} 未出现")
-FIRST_AND_SOME = Phrase("first at {first}, {ended} of {n} up to {last}", "首次 {first}，到 {last} 为止 {ended} / {n}")
+FIRST_AND_SOME = Phrase("first at {first}, {ended} of {n} by {last}", "首次 {first}，到 {last} 为止 {ended} / {n}")
 ALL_AT = Phrase("all at {load}", "{load} 时全部")
-ALL_AT_SMALLEST = Phrase("all at {load}, the smallest load", "{load} 时全部（最小的负载）")
+ALL_AT_SMALLEST = Phrase("all at {load}, the smallest", "{load} 时全部（最小的负载）")
 FIRST_AND_ALL = Phrase("first at {first}, all at {full}", "首次 {first}，{full} 时全部")
 
 
@@ -155,7 +155,7 @@ def plan(point: OomPoint, lang: Lang = "en") -> str:
             parts.append(Said.of(WITHOUT, policy=policy, safe=safe[0], without=safe[1]).text(lang))
         else:
             parts.append(f"{policy} {safe[0]}")
-    draws = Said.of(IN_NONE, n=len(point.draws)) if len(point.draws) > 1 else Said.of(IN_ONE)
+    draws = Said.of(ALL_DRAWS, n=len(point.draws)) if len(point.draws) > 1 else Said.of(ONE_DRAW)
     word = Said.of(WORDS[point.load.word])
     return Said.of(PLAN, draws=draws, policies=joined(parts, COMMA, lang), word=word).text(lang)
 
@@ -166,7 +166,7 @@ def _safe(point: OomPoint, policy: str, end: End) -> Said:
         return Said.of(NO_LOAD)
     first = next((place for place, s in enumerate(curve) if s.ended), len(curve))
     if first == 0:
-        return Said.of(NOT_EVEN, load=number(curve[0].at))
+        return Said.of(TOO_MUCH, load=number(curve[0].at))
     return Said.of(UP_TO_LARGEST if first == len(curve) else UP_TO, load=number(curve[first - 1].at))
 
 
@@ -244,7 +244,7 @@ def _recomputed(point: OomPoint, policy: str, lang: Lang) -> str:
         return ""
     thrashes = Said.of(THRASHES, minutes=minutes) if minutes else Said.of(NEVER_THRASHES)
     load = point.load.text(point.load.values[-1], lang)
-    return Said.of(TWICE, load=load, share=quantile(shares, 0.5), thrashes=thrashes).text(lang)
+    return Said.of(TWICE, load=load, share=max(shares), thrashes=thrashes).text(lang)
 
 
 def cause_counts(found: dict[str, int], lang: Lang = "en") -> str:
@@ -266,7 +266,7 @@ def _remarks(point: OomPoint, lang: Lang) -> list[str]:
         names = joined(dict.fromkeys(name_of(c.policy, c.end, lang) for c in torn), LIST_COMMA, lang)
         remarks.append(Said.of(NOT_MONOTONE, torn=len(torn), draws=len(point.critical), names=names))
     if len(point.draws) == 1:
-        remarks.append(Said.of(ONE_DRAW))
+        remarks.append(Said.of(LITTLE))
     if point.broken:
         remarks.append(Said.of(BROKEN, count=len(point.broken), error=point.broken[0]["error"]))
     return [remark.text(lang) for remark in remarks]
@@ -336,17 +336,21 @@ def number(value: float | None) -> str:
 
 
 def fate(point: OomPoint, policy: str, end: End, lang: Lang = "en") -> str:
-    """``first at 0.5, all at 1`` or ``0 of 10 up to 8``: a legend's few words."""
+    """``first at 0.5, all at 1`` or ``never up to 8``: a title's few words, to three digits."""
     curve = by_load(point, policy, end)
     last = curve[-1]
     if not last.ended:
-        return Said.of(NEVER_UP_TO, load=number(last.at)).text(lang)
+        return Said.of(NEVER_UP_TO, load=_short(last.at)).text(lang)
     first = next(s for s in curve if s.ended)
     full = next((s for s in curve if s.ended == s.n), None)
     if full is None:
-        said = Said.of(FIRST_AND_SOME, first=number(first.at), ended=last.ended, n=last.n, last=number(last.at))
+        said = Said.of(FIRST_AND_SOME, first=_short(first.at), ended=last.ended, n=last.n, last=_short(last.at))
     elif full.at == first.at:
-        said = Said.of(ALL_AT_SMALLEST if full is curve[0] else ALL_AT, load=number(full.at))
+        said = Said.of(ALL_AT_SMALLEST if full is curve[0] else ALL_AT, load=_short(full.at))
     else:
-        said = Said.of(FIRST_AND_ALL, first=number(first.at), full=number(full.at))
+        said = Said.of(FIRST_AND_ALL, first=_short(first.at), full=_short(full.at))
     return said.text(lang)
+
+
+def _short(load: float) -> str:
+    return f"{load:,.3g}"

@@ -54,9 +54,7 @@ def test_the_answer_is_a_sentence_for_each_policy_and_the_table_behind_it(shell:
     assert "doubling runs out of memory first at 7 users, in all at 8; at 6 in none (0 of 3: with 95% " in text
     assert "confidence in fewer than 71%). Causes: " in text
     assert "paged never runs out of memory up to 8 users (0 of 3: " in text
-    assert (
-        "Memory runs out in none of 3 draws: doubling up to 6, paged up to 8, the largest asked for (up to 7 " in text
-    )
+    assert "Memory suffices in all 3 draws: doubling up to 6, paged up to 8, the largest asked for (without " in text
     assert "paged preempts at 8 users in every draw; at 7 in none (0 of 3: " in text
     assert " of its tokens twice, and never thrashes." in text
     (row,) = (line.split() for line in out.splitlines() if line.startswith("doubling   "))

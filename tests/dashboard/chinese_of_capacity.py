@@ -180,14 +180,14 @@ SENTENCES: dict[Callable[..., object], tuple[Callable[[], object], object]] = {
     oom_point_words.sentences: (
         lambda: oom_point_words.sentences(oom_point(), "zh"),
         [
-            "3 个样本均不会显存耗尽：doubling 到 6 为止，paged 到所给的最大负载 10 为止"
+            "全部 3 个样本显存够用：doubling 到 6 为止，paged 到所给的最大负载 10 为止"
             "（不抢占则到 7 为止）（用户数）。",
             "6 至 8 个用户，所有样本都能跑完的最小显存（GiB）：doubling 26.00 至 超过 1,024；paged 26.00 至 26.00。",
             "doubling 显存耗尽：首次在 7 个用户，8 时达到全部样本；6 时一个也没有（3 个样本中 0 个：95% 置信度下"
             "比例低于 71%）。原因：显存碎片 2、增长缓冲区的旧副本 1。",
             "paged 直到 10 个用户都未出现显存耗尽（3 个样本中 0 个：95% 置信度下比例低于 71%）。",
             "paged 抢占：首次在 8 个用户，到 10 为止 3 个样本中有 2 个；7 时一个也没有（3 个样本中 0 个：95% "
-            "置信度下比例低于 71%）。10 个用户时重复计算了 21.9 % 的 token，所有样本合计有 3 分钟处于抢占抖动。",
+            "置信度下比例低于 71%）。10 个用户时最多重复计算了 21.9 % 的 token，所有样本合计有 3 分钟处于抢占抖动。",
             "非单调：9 个样本中有 1 个在较小的负载下失败，却在更大的负载下跑完（doubling）；对它们运行了每个负载，"
             "以首次失败为准。",
             "1 次运行报错，其样本不计入；第一个错误：OOM",
@@ -195,7 +195,7 @@ SENTENCES: dict[Callable[..., object], tuple[Callable[[], object], object]] = {
     ),
     oom_point_words.plan: (
         lambda: oom_point_words.plan(broken(), "zh"),
-        "2 个样本均不会显存耗尽：a 没有已知的负载（请求数）。",
+        "全部 2 个样本显存够用：a 没有已知的负载（请求数）。",
     ),
     oom_point_words.memory_plan: (
         lambda: oom_point_words.memory_plan(oom_point("request_rate"), "zh").partition("，")[0],

@@ -66,8 +66,8 @@ POINT = OomPoint(
 
 def test_what_a_planner_takes_from_it() -> None:
     assert plan(POINT) == (
-        "Memory runs out in none of 3 draws: doubling up to 2, paged up to 16, the largest asked for (up to 8 without "
-        "preempting) (users)."
+        "Memory suffices in all 3 draws: doubling up to 2, paged up to 16, the largest asked for (without preempting "
+        "up to 8) (users)."
     )
     assert memory_plan(POINT) == (
         "The smallest device memory (GiB) on which every draw is served, from 2 to 16 users: doubling 21.00 to 41.00; "
@@ -83,7 +83,9 @@ def test_a_sentence_says_where_it_comes_first_for_half_and_for_all() -> None:
     )
     assert said[3] == "paged never runs out of memory up to 16 users (0 of 3: with 95% confidence in fewer than 71%)."
     assert said[4].startswith("paged preempts first at 16 users, in 2 of 3 up to 16; at 8 in none (0 of 3: ")
-    assert said[4].endswith("computes 25.0 % of its tokens twice, and thrashes in 2 of its minutes over all draws.")
+    assert said[4].endswith(
+        "computes up to 25.0 % of its tokens twice, and thrashes in 2 of its minutes over all draws."
+    )
 
 
 def test_rows_of_the_tables() -> None:
@@ -114,7 +116,7 @@ def test_curves_have_their_bands_and_the_others_behind_them() -> None:
     titles = [a.text for a in figure.layout.annotations]
     assert titles == [
         "<b>doubling</b><br>first at 4, all at 16",
-        "<b>paged</b><br>runs out: never up to 16<br>preempts (dotted): first at 16, 2 of 3 up to 16",
+        "<b>paged</b><br>runs out: never up to 16<br>preempts (dotted):<br>first at 16, 2 of 3 by 16",
     ]
 
 
