@@ -175,9 +175,11 @@ class PagedPolicy(PoolPolicy):
             batch = self._batch_of(group)
             joined.clear()
         elif joined:
+            known = self.unsampled is None
             for s in joined:
                 table = self._tables[s.id]
-                table.place = batch.join(table, len(table.blocks), self._key_due(table))
+                due = table.next_key if known else self._key_due(table)
+                table.place = batch.join(table, len(table.blocks), due)
             joined.clear()
         if batch.need_now() > len(self._free):
             return False
@@ -357,7 +359,8 @@ class PagedPolicy(PoolPolicy):
         table = self._tables.pop(s.id, None)
         if (batch := self._batch) is not None and table is not None and table.place != NOWHERE:
             if type(batch.decoding) is DecodeGroup:
-                batch.leave(table.place, len(table.blocks), self._key_due(table))
+                due = table.next_key if self.unsampled is None else self._key_due(table)
+                batch.leave(table.place, len(table.blocks), due)
             else:
                 self._leave_batch()
         cache = self._cache

@@ -242,7 +242,9 @@ class Engine:
             self.events += 1
             if self.events % 256 == 0:
                 self.progress(Progress(now / 1e9, self.completed, self.source.total_requests, scheduler.num_running))
-        return ahead if ahead is not None and (ahead.scheduled or ahead.group is not None) else None
+        if ahead is None or (ahead.group is None and not ahead.scheduled):
+            return None
+        return ahead
 
     def _advance(self, decodes: Sequence[KVSequence], steps: int, planned: int = 0) -> None:
         """Bring memory to where *steps* further steps leave it, *planned* of which have their slots already."""
