@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import plotly.graph_objects as go
+
 from hbmtwin import OomPoint, oom_point, parse_load
 from hbmtwin.dashboard.oom_point_figure import memory_by_load_figure, share_by_load
 from hbmtwin.dashboard.oom_point_page import write_oom_point_page
@@ -26,6 +28,11 @@ from hbmtwin.sim.sweep.store import RunStore
 HERE = Path(__file__).parent
 USAGE = "usage: python examples/oom_points [--traces DIR] [--docs DIR] OUT"
 DRAWS, MEMORY_DRAWS = 6, 3
+MARK = "<!-- written by examples/oom_points -->\n"
+ALT = {
+    "load": "Share of draws of {} that ran out of memory, against the load, a panel each policy",
+    "memory": "Smallest device memory on which draws of {} are served, against the load",
+}
 LINES = 2_500
 """Of a trace, so that no run reads an hour of traffic to find its minutes."""
 
@@ -34,6 +41,7 @@ class Service(NamedTuple):
     """A scenario file, its trace and its preset, and how the load on each grows."""
 
     name: str
+    title: str
     traces: tuple[str, ...]
     """Names of the file, as they are published or kept here."""
     settings: tuple[str, ...]
@@ -48,6 +56,7 @@ class Service(NamedTuple):
 SERVICES = (
     Service(
         "azure",
+        "Short chats: Azure 2023, CodeLlama-7B on a 32 GB 910B4",
         ("azure2023_conv.csv.gz", "AzureLLMInferenceTrace_conv.csv"),
         (),
         "rate_scale=0.05:1.3:x1.5",
@@ -57,6 +66,7 @@ SERVICES = (
     ),
     Service(
         "mooncake",
+        "Long histories: Mooncake, Llama-3.1-8B on a 64 GB 910B2",
         ("mooncake_fast25_conversation.jsonl.gz", "conversation_trace.jsonl"),
         ("workload.trace_jitter=true",),
         "rate_scale=0.01:0.64:x1.6",
@@ -75,6 +85,7 @@ def main(arguments: list[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     out = Path(rest[0])
+    told: list[str] = []
     for service in SERVICES:
         try:
             settings = _traffic(service, traces, out)
@@ -83,26 +94,32 @@ def main(arguments: list[str]) -> int:
             return 1
         loads, few = (service.scales, service.few_scales) if traces else (service.rates, service.few_rates)
         point = study(out / service.name, service, settings, loads, DRAWS, memory=False)
+        print("\n  ".join([service.name, *sentences(point)]))
+        load = section(docs, service, "load", share_by_load(point), [f"{headline(point)}.", *sentences(point)])
+        told += [f"### {service.title}\n", load]
         memory = study(out / f"{service.name}-memory", service, settings, few, MEMORY_DRAWS, memory=True)
-        print(f"{service.name}\n  " + "\n  ".join([*sentences(point), memory_plan(memory)]))
+        print(f"  {memory_plan(memory)}")
+        told.append(section(docs, service, "memory", memory_by_load_figure(memory), [memory_plan(memory)]))
         if docs is not None:
-            renew(docs, service.name, point, memory)
+            renew(docs, told)
     return 0
 
 
-def renew(docs: Path, name: str, point: OomPoint, memory: OomPoint) -> None:
-    """Draw the pictures of a service into *docs*, and write its figures into the page there."""
-    for kind, figure in (("load", share_by_load(point)), ("memory", memory_by_load_figure(memory))):
+def section(docs: Path | None, service: Service, kind: str, figure: go.Figure, said: list[str]) -> str:
+    """A picture, drawn into *docs*, and what it says, as Markdown."""
+    name = f"oom-point-{service.name}-{kind}.png"
+    if docs is not None:
         figure.update_layout(width=1100)
-        figure.write_image(docs / f"oom-point-{name}-{kind}.png")
+        figure.write_image(docs / name)
+    return "\n".join([f"![{ALT[kind].format(service.name)}]({name})\n", *(f"- {line}" for line in said), ""])
+
+
+def renew(docs: Path, told: list[str]) -> None:
+    """Write the sections between the marks of the page."""
     page = docs / "oom-points.md"
-    text = page.read_text(encoding="utf-8")
-    for kind, said in (("load", [f"{headline(point)}.", *sentences(point)]), ("memory", [memory_plan(memory)])):
-        mark = f"<!-- {name} {kind} -->\n"
-        before, _, after = text.split(mark)
-        lines = "".join(f"- {line}\n" for line in said)
-        text = f"{before}{mark}{lines}{mark}{after}"
-    page.write_text(text, encoding="utf-8")
+    before, _, after = page.read_text(encoding="utf-8").split(MARK)
+    parts = "".join(f"{part}\n" for part in told)
+    page.write_text(f"{before}{MARK}\n{parts}{MARK}{after}", encoding="utf-8")
 
 
 def _taken(rest: list[str], name: str) -> Path | None:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hbmtwin.allocators.contract import KVPolicy
+from hbmtwin.allocators.records import Tag
+from hbmtwin.kernels.records import BatchShape
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin
 from hbmtwin.sim.scenario import Scenario
@@ -22,7 +26,7 @@ from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads.records import Request, Source, Status
 
 from .legal_scenarios import LONGEST, differences, numbered
-from .test_engine import MS, Given, leaps, request, rows
+from .test_engine import MS, Given, TenMs, leaps, request, rows
 from .test_engine import run as run_engine
 
 ASYNC = "scheduler.async_scheduling=true"
@@ -109,6 +113,27 @@ def test_who_gave_way_with_its_last_token_under_way_ends_and_computes_nothing_ag
     assert rows(result, "preemptions", "end_ns", "output_tokens") == [(0, 90 * MS, 9), (1, 20 * MS, 2)]
     assert result.summary["recomputed_tokens"] == 0
     assert result.summary["computed_tokens"] == 79 + 8 + 47 + 1
+
+
+def test_who_was_found_in_memory_is_counted_once_when_the_server_dies_in_its_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The third step has a token of request 0 and the 16 of request 1 that the cache does not have."""
+    keys = {"kv_cache.block_size": 16, "kv_cache.enable_prefix_caching": True, "engine.max_model_len": 2048}
+    keys |= {"engine.gpu_memory_utilization": 0.6, "scheduler.async_scheduling": True, "kv_cache.preset": "paged"}
+    twin = Twin(Scenario.of(keys), source=Given(request(0, 0, 64, 20), request(1, 5, 64, 20, session=0)), cost=TenMs())
+    step, calls = twin.memory.forward.step, count(1)
+
+    def dies(kv: KVPolicy, batch: BatchShape) -> None:
+        if next(calls) == 3:
+            twin.general.malloc(1 << 50, tag=Tag.ACTIVATION)
+        step(kv, batch)
+
+    monkeypatch.setattr(twin.memory.forward, "step", dies)
+    result = twin.run()
+    assert result.summary["oom"] is not None
+    assert rows(result, "cached_tokens") == [(0,), (48,)]
+    assert result.summary["computed_tokens"] == 64 + 1 + (1 + 16)
 
 
 def test_windows_keep_what_two_batches_under_way_may_read() -> None:
