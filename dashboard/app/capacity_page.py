@@ -186,8 +186,8 @@ def _plans(settings: list[str], usable: bool) -> None:
         return
     for name, plan in one.told["plans"].items():
         st.markdown(f"#### {as_text(name or 'scenario')}")
-        (st.error if plan["answer"] is None else st.success)(as_text(plan["verdict"]))
-        for heading, sentence in plan["sentences"]:
+        (st.error if plan["answer"] is None else st.success)(as_text(plan["verdict"][lang()]))
+        for heading, sentence in plan["sentences"][lang()]:
             st.markdown(f"- **{as_text(heading)}**: {as_text(sentence)}")
     for name, why in one.told["left_out"].items():
         st.caption(as_text(text(LEFT_OUT, name=name, why=why)))
