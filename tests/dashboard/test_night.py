@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import plotly.graph_objects as go
@@ -30,6 +30,8 @@ from hbmtwin.dashboard.palette import (
     SLOWEST,
     policy_colours,
 )
+
+from . import chinese_of_capacity
 
 FREE = ("kv_pool_free", "driver_free")
 
@@ -116,6 +118,18 @@ def test_no_colour_of_the_day_is_left(dead: Result) -> None:
         assert {PAPER, INK} <= of_day
         left = set(NIGHT) & set(strings(json.loads(at_night(figure).to_json())))
         assert left <= ({INK} if figure.layout.updatemenus else set()), "the buttons are bright, their words dark"
+
+
+@pytest.mark.parametrize("drawn", chinese_of_capacity.FIGURES, ids=lambda drawn: drawn.__name__)
+def test_figures_of_capacity_can_be_seen_at_night(drawn: Callable[..., object]) -> None:
+    for figure in chinese_of_capacity.FIGURES[drawn]():
+        told = json.loads(at_night(figure).to_json())
+        assert not set(NIGHT) & set(strings(told))
+        for trace in told["data"]:
+            if not (colours := {colour for colour in strings(trace) if len(colour) == 7 and colour[0] == "#"}):
+                continue
+            most = max(contrast(colour, NIGHT[PAPER]) for colour in colours)
+            assert most > (1.4 if trace["type"] == "bar" else 2.5), "what is free stands back"
 
 
 def test_everything_else_stays(dead: Result) -> None:
