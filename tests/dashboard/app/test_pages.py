@@ -17,7 +17,7 @@ from hbmtwin.api import Scenario, fit
 from hbmtwin.cli import main
 from hbmtwin.dashboard.app import jobs
 from hbmtwin.dashboard.app.validate_page import read_report
-from hbmtwin.dashboard.app.worker import in_both_languages
+from hbmtwin.sim.capacity.plan_file import in_both_languages
 from hbmtwin.sim.capacity.plan_words import sentences
 from hbmtwin.sim.phrases import Lang
 
