@@ -65,6 +65,12 @@ def test_an_answer_its_margin_and_what_was_promised(shell: Shell, scenario: Path
     assert seen[plan["first_failing"]]["decided"] is False
     resumed = shell("plan", scenario, *QUICK, "--json", "--out", "kept")
     assert resumed.out == first.out
+    told = json.loads(Path("kept", "plan.json").read_text(encoding="utf-8"))
+    assert told["left_out"] == {}
+    (kept,) = told["plans"].values()
+    assert {name: value for name, value in kept.items() if name in plan} == plan
+    assert kept["verdict"]["en"].startswith(f"{plan['answer']} users")
+    assert "用户" in kept["verdict"]["zh"]
 
 
 @pytest.mark.parametrize(
