@@ -106,8 +106,8 @@ def main() -> None:
     widths = [t.first_failing - t.answer for t in trials if t.answer is not None and t.first_failing is not None]
     print(
         f"{len(trials) - len(missed)} of {len(trials)} intervals hold its answer, {reference} users (not: {missed}); "
-        f"mean width {sum(widths) / max(1, len(widths)):.1f} users, {sum(t.runs for t in trials) / len(trials):.0f} runs "
-        f"a set; {time.perf_counter() - begin:.0f} s in all"
+        f"mean width {sum(widths) / max(1, len(widths)):.1f} users, "
+        f"{sum(t.runs for t in trials) / len(trials):.0f} runs a set; {time.perf_counter() - begin:.0f} s in all"
     )
     if options.json is not None:
         figures = {"reference": reference, "shares": shares, "missed": missed, "trials": [t._asdict() for t in trials]}

@@ -28,6 +28,7 @@ from hbmtwin.dashboard.settings import settings_table
 from hbmtwin.dashboard.standstill import recomputed_text, standstill_in_words, thrashing_text
 from hbmtwin.dashboard.verdict import (
     HEADER,
+    basis_text,
     ended_early,
     goodput_text,
     headline,
@@ -77,7 +78,7 @@ def write_report(results: Mapping[str, Result], path: Path) -> None:
         latency=inline(latency_by_turn(results), "latency"),
         maps=_maps(results),
         first=died[0] if died else next(iter(results)),
-        basis=html.escape(str(one.summary["basis"])),
+        basis=html.escape(basis_text(summaries)),
         outside="\n".join(f"<p>{html.escape(line)}.</p>" for line in remarks(summaries) if PROFILE in line),
         version=html.escape(str(one.summary["version"])),
         seed=one.summary["seed"],

@@ -352,3 +352,13 @@ def seconds_text(seconds: float | None) -> str:
     if seconds is None:
         return MISSING
     return f"{seconds * 1000:,.1f} ms" if 0 < seconds < 1 else f"{seconds:,.2f} s"
+
+
+def basis_text(summaries: Mapping[str, Summary]) -> str:
+    """Where times come from: one basis, or of each run its own."""
+    bases: dict[str, list[str]] = {}
+    for name, summary in summaries.items():
+        bases.setdefault(str(summary["basis"]), []).append(name)
+    if len(bases) == 1:
+        return next(iter(bases))
+    return "; ".join(f"{', '.join(names)}: {basis}" for basis, names in bases.items())

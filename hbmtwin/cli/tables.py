@@ -22,6 +22,7 @@ from hbmtwin.dashboard.verdict import (
     HEADER,
     MISSING,
     Summary,
+    basis_text,
     bytes_text,
     cause_text,
     dropped_text,
@@ -57,7 +58,6 @@ def print_comparison(
 
     With *scenarios* also in which settings they differ.
     """
-    first = next(iter(summaries.values()))
     console.print(f"[bold]{escape(headline(summaries))}[/bold]")
     styles = ["red" if ended_early(summary) else "" for summary in summaries.values()]
     print_table(console, HEADER, rows(summaries), words=("verdict",), styles=styles)
@@ -77,7 +77,7 @@ def print_comparison(
     console.print(
         f"{traffic} Sizes, tokens and causes follow exactly from traffic, memory plan and order of events; the plan's "
         "activation and runtime bytes, and all times, are estimates "
-        f"({escape(str(first['basis']))}). Ratios are means over time. GiB = 2^30 bytes. "
+        f"({escape(basis_text(summaries))}). Ratios are means over time. GiB = 2^30 bytes. "
         f"Took {wall_s:.1f} s.".lstrip(),
         style="dim",
     )

@@ -11,6 +11,7 @@ from hbmtwin.api import Scenario, run
 from hbmtwin.dashboard.verdict import (
     CAUSES,
     HEADER,
+    basis_text,
     bytes_text,
     dropped_text,
     fate,
@@ -187,3 +188,13 @@ def test_units_follow_the_size() -> None:
     ]
     assert [percent_text(r) for r in (None, 0.0, 0.123456, 1)] == ["–", "0.0 %", "12.3 %", "100.0 %"]
     assert [seconds_text(s) for s in (None, 0.0, 0.0241, 90.5)] == ["–", "0.00 s", "24.1 ms", "90.50 s"]
+
+
+def test_runs_with_times_from_elsewhere_are_told_apart() -> None:
+    runs = {
+        "a": {"basis": "default, uncalibrated"},
+        "b": {"basis": "calibrated on cpu"},
+        "c": {"basis": "calibrated on cpu"},
+    }
+    assert basis_text(runs) == "a: default, uncalibrated; b, c: calibrated on cpu"
+    assert basis_text({"b": runs["b"], "c": runs["c"]}) == "calibrated on cpu"
