@@ -201,6 +201,7 @@ class Screen:
         """Drag over that share of the first picture, again where it was just drawn anew; return what the page says."""
         said = re.compile(r"([0-9.]+) to ([0-9.]+) s")
         for _ in range(20):
+            self.page.locator("h1").first.scroll_into_view_if_needed()
             box = self.page.locator(PLOT).first.bounding_box()
             assert box is not None
             y = box["y"] + box["height"] / 2
