@@ -7,7 +7,7 @@ of it. A KV policy gives sequences room for tokens. Whoever writes a new one wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hbmtwin.allocators.decode_group import DecodeGroup
@@ -324,9 +324,26 @@ class KeysFollow(Protocol):
     unsampled: Collection[int] | None
     """Ids of sequences whose newest token is not known while a step is planned; those of a group are, without being
     among them. None: every token is known. Only a scheduler writes it."""
+    under_way: Mapping[int, int]
+    """By id the last computed tokens of those that the step before computes while this one is planned, where there are
+    any: what they still read is not given back. Only a scheduler writes it."""
 
     def cache_blocks(self, s: KVSequence) -> None:
         """Give the full blocks of its computed tokens their keys, as all of these are known by now."""
+        ...
+
+
+@runtime_checkable
+class LetsRest(ReservesTogether, Protocol):
+    """One that knows how many blocks are free, and lets a member leave the group before it gives its own back."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that may be taken."""
+        ...
+
+    def rest(self, s: KVSequence) -> None:
+        """Take a sequence, which has left the group, out of what the group is given; it keeps what it holds."""
         ...
 
 

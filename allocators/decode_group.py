@@ -63,6 +63,12 @@ class DecodeGroup(Sequence[KVSequence]):
         """Steps after which the first of them has its last token. Raise IndexError if there is nobody. O(1)."""
         return self._ends[0][0] - self._steps
 
+    def places(self, ending_within: int | None = None) -> list[tuple[int, KVSequence]]:
+        """Members in running order, each with how many joined before it; only those that have their last token within
+        so many steps, if asked for. O(members)."""
+        last = None if ending_within is None else self._steps + ending_within
+        return sorted([(joined, s) for end, joined, s in self._ends if last is None or end <= last], key=_first)
+
     def join(self, s: KVSequence, final_tokens: int) -> None:
         """Take one in at the end that has all but its last token computed, and will have *final_tokens*."""
         self.members[s.id] = s
@@ -99,3 +105,7 @@ class DecodeGroup(Sequence[KVSequence]):
             for s in self.members.values():
                 s.num_tokens += lead
                 s.num_computed_tokens += lead
+
+
+def _first(place: tuple[int, KVSequence]) -> int:
+    return place[0]

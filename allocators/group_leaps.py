@@ -54,12 +54,16 @@ class GroupBatch(Batch[Held]):
     """A batch over several groups. Making it is O(sequences), and so is the first question of each kind; then a
     question is O(block size) at most, and a step what changes in it."""
 
-    __slots__ = ("_bends", "_pool", "_releases", "_takes", "_trial", "calendar", "cap")
+    __slots__ = ("_bends", "_pool", "_releases", "_takes", "_trial", "calendar", "cap", "lag")
 
-    def __init__(self, pool: GroupPool, decoding: Sequence[KVSequence], held: Sequence[Held], cap: int = NEVER) -> None:
-        """Sequences grow to *cap* tokens and no further."""
+    def __init__(
+        self, pool: GroupPool, decoding: Sequence[KVSequence], held: Sequence[Held], cap: int = NEVER, *, lag: int = 0
+    ) -> None:
+        """Sequences grow to *cap* tokens and no further. Their last *lag* computed tokens are under way, and not known,
+        when a step is planned: what these read is not given back, and has no key."""
         super().__init__(decoding, held)
         self.cap = cap
+        self.lag = lag
         self._pool = pool
         self.calendar = Calendar()
         due = self.calendar.due
@@ -155,9 +159,9 @@ class GroupBatch(Batch[Held]):
                 if computed > self.cap:
                     continue
                 tokens = min(computed + 1, self.cap)
-                pool.forget(h, computed)
+                pool.forget(h, computed - self.lag)
                 pool.grow(h, tokens, tokens)
-                pool.register(self.decoding[place], h, tokens)
+                pool.register(self.decoding[place], h, tokens - self.lag)
                 calendar.enter(max(h.quiet - start, step) + 1, place)
         self.went(steps)
 
@@ -213,9 +217,10 @@ class Trial:
         if held is None:
             held = self._held[place] = copied(self._batch.tables[place])
         managers = self._pool.managers
-        if computed >= held.releases:
+        done = computed - self._batch.lag
+        if done >= held.releases:
             for manager, table in zip(managers, held.tables, strict=True):
-                for blocks in manager.forget(table, computed):
+                for blocks in manager.forget(table, done):
                     self._give_back(blocks)
         tokens = min(computed + 1, self._batch.cap)
         if tokens > held.takes:

@@ -16,7 +16,7 @@ where 0.18 and 0.22 differ, ``version`` says so. It gives them: ``scripts/valida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from hbmtwin.allocators.admission import Admission
@@ -75,6 +75,8 @@ class PagedPolicy(PoolPolicy):
         self._tokens = 0
         self.unsampled: Collection[int] | None = None
         """Of a server that plans ahead: see ``KeysFollow``."""
+        self.under_way: Mapping[int, int] = {}
+        """The same; nothing is given back here while a sequence runs."""
         self._prefixes = PrefixCounter(at_look_up=config.counts_look_ups)
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
@@ -173,9 +175,11 @@ class PagedPolicy(PoolPolicy):
             batch = self._batch_of(group)
             joined.clear()
         elif joined:
+            known = self.unsampled is None
             for s in joined:
                 table = self._tables[s.id]
-                table.place = batch.join(table, len(table.blocks), self._key_due(table))
+                due = table.next_key if known else self._key_due(table)
+                table.place = batch.join(table, len(table.blocks), due)
             joined.clear()
         if batch.need_now() > len(self._free):
             return False
@@ -192,6 +196,13 @@ class PagedPolicy(PoolPolicy):
             self._leave_batch()
         self._register(self._cache, table, s, computed // self.config.block_size)
         self._changed(table)
+
+    def rest(self, s: KVSequence) -> None:
+        """Take a sequence out of the group that it decoded with; it keeps what it holds. O(log(block_size))."""
+        table, batch = self._tables[s.id], self._batch
+        if batch is not None and table.place != NOWHERE:
+            batch.leave(table.place, len(table.blocks), self._key_due(table))
+            table.place = NOWHERE
 
     def _key_due(self, table: BlockTable) -> int:
         """Tokens with which the next key of one that decodes is given: with the token behind the block, where that of
@@ -348,7 +359,8 @@ class PagedPolicy(PoolPolicy):
         table = self._tables.pop(s.id, None)
         if (batch := self._batch) is not None and table is not None and table.place != NOWHERE:
             if type(batch.decoding) is DecodeGroup:
-                batch.leave(table.place, len(table.blocks), self._key_due(table))
+                due = table.next_key if self.unsampled is None else self._key_due(table)
+                batch.leave(table.place, len(table.blocks), due)
             else:
                 self._leave_batch()
         cache = self._cache

@@ -17,7 +17,7 @@ Everything goes group by group in order: forgetting, adopting, taking, registeri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from hbmtwin.allocators.block_map import Held as BlocksHeld
@@ -47,7 +47,7 @@ class PagedGroupsPolicy(PoolPolicy):
 
     name: ClassVar[str] = "paged_groups"
     requires: ClassVar[frozenset[str]] = frozenset()
-    offers: ClassVar[frozenset[str]] = frozenset({"preempt", "reject", "prefix_cache"})
+    offers: ClassVar[frozenset[str]] = frozenset({"preempt", "reject", "prefix_cache", "plan_ahead"})
     Config: ClassVar[type[PagedGroupsConfig]] = PagedGroupsConfig
 
     def __init__(self, layout: KVLayout, arena: DeviceAllocator, config: PagedGroupsConfig) -> None:
@@ -75,6 +75,9 @@ class PagedGroupsPolicy(PoolPolicy):
         for tables that did not change."""
         self._boundaries: dict[int, int] = {}
         self._tokens = 0
+        self.unsampled: Collection[int] | None = None
+        """Of a server that plans ahead: see ``KeysFollow``."""
+        self.under_way: Mapping[int, int] = {}
         self._prefixes = PrefixCounter(at_look_up=False)
 
     # -- room for tokens ---------------------------------------------------------------------------------------------
@@ -136,7 +139,8 @@ class PagedGroupsPolicy(PoolPolicy):
             if need > free:
                 return self._refused(need, free, "the whole prompt does not fit")
         if held is not None:
-            self.pool.forget(held, min(computed, longest))
+            done = computed - self.under_way.get(s.id, 0) if self.under_way else computed
+            self.pool.forget(held, min(done, longest))
         need, idle = self.pool.need(held, slots, scheduled, adopted, computed)
         free = self.pool.num_free - idle - reserved
         if need > free:
@@ -153,9 +157,17 @@ class PagedGroupsPolicy(PoolPolicy):
         if adopted is not None:
             self.pool.adopt(held, adopted, computed)
         self.pool.grow(held, slots, scheduled)
-        self.pool.register(s, held, min(tokens, s.num_tokens))
+        known = s.num_tokens - 1 if self.unsampled and s.id in self.unsampled else s.num_tokens
+        self.pool.register(s, held, min(tokens, known))
         self._set_tokens(held, tokens)
         return Granted(hit) if hit else GRANTED
+
+    def cache_blocks(self, s: KVSequence) -> None:
+        """Give the full blocks of its computed tokens their keys, as all of these are known. O(groups + keys)."""
+        held = self._held.get(s.id)
+        if held is not None and self.pool.lookup is not None:
+            self._leave_batch()
+            self.pool.register(s, held, s.num_computed_tokens)
 
     def _adoptable(self, s: KVSequence, hit: int) -> tuple[Sequence[int], ...]:
         """Blocks of the first *hit* tokens in each group. Raise ValueError if they are not there."""
@@ -246,7 +258,7 @@ class PagedGroupsPolicy(PoolPolicy):
         longest, batch = self.config.max_model_len, self._batch_of(decoding)
         if capped := batch.longest + k > longest:
             self._leave_batch()
-            batch = GroupBatch(self.pool, decoding, list(batch.tables.values()), longest)
+            batch = GroupBatch(self.pool, decoding, list(batch.tables.values()), longest, lag=self._lag)
         if not self._are_plenty(decoding, k) and (fitting := batch.fitting(k)) < k:
             raise ValueError(f"blocks are free for {fitting} of {k} steps: over the horizon")
         self.end_step()
@@ -264,8 +276,13 @@ class PagedGroupsPolicy(PoolPolicy):
         batch = self._batch
         if batch is None or batch.decoding is not decoding:
             self._leave_batch()
-            batch = self._batch = GroupBatch(self.pool, decoding, [self._held[s.id] for s in decoding])
+            batch = self._batch = GroupBatch(self.pool, decoding, [self._held[s.id] for s in decoding], lag=self._lag)
         return batch
+
+    @property
+    def _lag(self) -> int:
+        """Tokens of a decoding sequence that are under way, and not known, when its next one is planned."""
+        return 0 if self.unsampled is None else 1
 
     def _leave_batch(self) -> None:
         if self._batch is not None:

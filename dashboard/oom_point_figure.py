@@ -58,18 +58,18 @@ def share_by_load(point: OomPoint) -> go.Figure:
         for end in point.ends[policy]:
             if curve := curves[policy, end]:
                 _stairs(figure, curve, name_of(policy, end), colour, dotted=end == "preempts", show=False, col=col)
-    style(figure, 380)
+    style(figure, 400)
     figure.update_annotations(font_size=13)
-    figure.update_xaxes(title_text=f"load: {WORDS[point.load.word]}", **_axis(point.load.values))
+    figure.update_xaxes(title_text=WORDS[point.load.word], **_axis(point.load.values))
     figure.update_yaxes(title_text="draws that ran out (%)", range=[-3, 104], row=1, col=1)
-    figure.update_layout(margin={**MARGIN, "t": 64})
+    figure.update_layout(margin={**MARGIN, "t": 88})
     return figure
 
 
 def _title(point: OomPoint, policy: str, ends: Sequence[End]) -> str:
     said = [fate(point, policy, end) for end in ends if point.of(policy, end)]
     if len(said) == 2:
-        said = [f"runs out: {said[0]}", f"preempts (dotted): {said[1]}"]
+        said = [f"runs out: {said[0]}", "preempts (dotted):", said[1]]
     return "<br>".join([f"<b>{policy}</b>", *said])
 
 
@@ -144,7 +144,7 @@ def memory_by_load_figure(point: OomPoint) -> go.Figure:
     text = f"{point.scenario.device.name}: {here:.1f} GiB"
     figure.add_hline(y=here, line=line, annotation={"text": text, "font": {"size": 12}}, annotation_position="top left")
     style(figure, 440)
-    figure.update_xaxes(title_text=f"load: {WORDS[point.load.word]}", **_axis(point.load.values))
+    figure.update_xaxes(title_text=WORDS[point.load.word], **_axis(point.load.values))
     figure.update_yaxes(title_text="smallest memory that survives (GiB)")
     figure.update_layout(legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}, margin={**MARGIN, "t": 64})
     return figure

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from hbmtwin.sim.capacity.oom_point import CriticalLoad, OomPoint
 from hbmtwin.sim.capacity.oom_point_curves import CONFIDENCE, Share, by_load, causes, memory_by_load, quantile
+from hbmtwin.sim.capacity.oom_point_loads import WORDS
 from hbmtwin.sim.capacity.oom_point_runs import End
 from hbmtwin.sim.capacity.oom_point_tables import half_load
+from hbmtwin.workloads.builtin import NUM_PROMPTS
 
 GIB = 2**30
 MISSING = "–"
@@ -30,14 +32,51 @@ def headline(point: OomPoint) -> str:
 
 
 def sentences(point: OomPoint) -> list[str]:
-    """One for each policy and end: where it comes first, for half of the draws, for all, and how sure that is."""
-    said = [_sentence(point, policy, end) for policy, ends in point.ends.items() for end in ends]
+    """What a planner takes from it; then one for each policy and end: where it comes first, for half, and for all."""
+    said = [plan(point), *([memory_plan(point)] if point.smallest else [])]
+    said += [_sentence(point, policy, end) for policy, ends in point.ends.items() for end in ends]
     return [*said, *_remarks(point)]
+
+
+def plan(point: OomPoint) -> str:
+    """The largest load for each policy up to which no draw came to an end, in a sentence."""
+    parts = []
+    for policy, ends in point.ends.items():
+        safe = [_safe(point, policy, end) for end in ends]
+        if len(safe) == 2 and safe[0] != safe[1]:
+            parts.append(f"{policy} {safe[0]} (without preempting {safe[1]})")
+        else:
+            parts.append(f"{policy} {safe[0]}")
+    many = f"all {len(point.draws)} draws" if len(point.draws) > 1 else "the one draw"
+    return f"Memory suffices in {many}: {', '.join(parts)} ({WORDS[point.load.word]})."
+
+
+def _safe(point: OomPoint, policy: str, end: End) -> str:
+    curve = by_load(point, policy, end)
+    if not curve:
+        return "at no load that is known"
+    first = next((place for place, s in enumerate(curve) if s.ended), len(curve))
+    if first == 0:
+        return f"at no load asked for ({number(curve[0].at)} is too much)"
+    return f"up to {number(curve[first - 1].at)}" + (", the largest asked for" if first == len(curve) else "")
+
+
+def memory_plan(point: OomPoint) -> str:
+    """The memory that the worst of the draws takes at the smallest and at the largest load, in a sentence."""
+    parts = []
+    for policy, ends in point.ends.items():
+        for end in ends:
+            if curve := memory_by_load(point.smallest, policy, end):
+                without = ", without preempting" if end == "preempts" else ""
+                parts.append(f"{policy}{without} {gib(curve[0].most_bytes)} to {gib(curve[-1].most_bytes)}")
+    loads = sorted({s.load for s in point.smallest})
+    span = f"{number(loads[0])} to {point.load.text(loads[-1])}"
+    return f"The smallest device memory (GiB) on which every draw is served, from {span}: {'; '.join(parts)}."
 
 
 def _sentence(point: OomPoint, policy: str, end: End) -> str:
     curve = by_load(point, policy, end)
-    verb = "runs out of memory" if end == "fails" else "preempts or runs out"
+    verb = "runs out of memory" if end == "fails" else "preempts"
     if not curve:
         return f"{policy}: no run says whether it {verb}: all ended in an error."
     last = curve[-1]
@@ -45,6 +84,12 @@ def _sentence(point: OomPoint, policy: str, end: End) -> str:
     if not last.ended:
         return f"{policy} never {verb} up to {text(last.at)} ({_held(last)})."
     first = next(s for s in curve if s.ended)
+    if first.ended == first.n and first is not curve[0]:
+        held = curve[curve.index(first) - 1]
+        return (
+            f"{policy} {verb} at {text(first.at)} in every draw; at {number(held.at)} in none ({_held(held)})."
+            f"{_why(point, policy, end)}"
+        )
     if first is curve[0] and first.ended == first.n:
         already = f"at {text(first.at)} already, the smallest load asked for, in every draw"
         return f"{policy} {verb} {already}.{_why(point, policy, end)}"
@@ -58,8 +103,8 @@ def _sentence(point: OomPoint, policy: str, end: End) -> str:
     elif full is None:
         where.append(f"in {last.ended} of {last.n} up to {number(last.at)}")
     some = f"at the smallest load in {first.ended} of {first.n}"
-    held = f"at {number(before.at)} in none ({_held(before)})" if before else some
-    return f"{policy} {verb} {', '.join(where)}; {held}.{_why(point, policy, end)}"
+    so_far = f"at {number(before.at)} in none ({_held(before)})" if before else some
+    return f"{policy} {verb} {', '.join(where)}; {so_far}.{_why(point, policy, end)}"
 
 
 def _held(s: Share) -> str:
@@ -87,8 +132,8 @@ def _recomputed(point: OomPoint, policy: str) -> str:
     if not shares:
         return ""
     thrashes = f", and thrashes in {minutes} of its minutes over all draws" if minutes else ", and never thrashes"
-    middle = quantile(shares, 0.5)
-    return f" At {point.load.text(point.load.values[-1])} it computes {middle:.1f} % of its tokens twice{thrashes}."
+    most = f"up to {max(shares):.1f} %"
+    return f" At {point.load.text(point.load.values[-1])} it computes {most} of its tokens twice{thrashes}."
 
 
 def cause_counts(found: dict[str, int]) -> str:
@@ -98,6 +143,9 @@ def cause_counts(found: dict[str, int]) -> str:
 
 def _remarks(point: OomPoint) -> list[str]:
     remarks = []
+    asking = point.scenario.workload.num_prompts or NUM_PROMPTS
+    if point.load.word == "users" and point.load.values[-1] > asking:
+        remarks.append(f"Of {point.load.values[-1]:,} users only {asking:,} ever ask: raise workload.num_prompts.")
     if torn := [c for c in point.critical if not c.monotone]:
         names = dict.fromkeys(name_of(c.policy, c.end) for c in torn)
         remarks.append(
@@ -176,15 +224,15 @@ def number(value: float | None) -> str:
 
 
 def fate(point: OomPoint, policy: str, end: End) -> str:
-    """``first at 0.5, all at 1`` or ``0 of 10 up to 8``: a legend's few words."""
+    """``first at 0.5, all at 1`` or ``never up to 8``: a title's few words, to three digits."""
     curve = by_load(point, policy, end)
     last = curve[-1]
     if not last.ended:
-        return f"never up to {number(last.at)}"
+        return f"never up to {last.at:,.3g}"
     first = next(s for s in curve if s.ended)
     full = next((s for s in curve if s.ended == s.n), None)
     if full is None:
-        return f"first at {number(first.at)}, {last.ended} of {last.n} up to {number(last.at)}"
+        return f"first at {first.at:,.3g}, {last.ended} of {last.n} by {last.at:,.3g}"
     if full.at == first.at:
-        return f"all at {number(full.at)}" + (", the smallest load" if full is curve[0] else "")
-    return f"first at {number(first.at)}, all at {number(full.at)}"
+        return f"all at {full.at:,.3g}" + (", the smallest" if full is curve[0] else "")
+    return f"first at {first.at:,.3g}, all at {full.at:,.3g}"

@@ -147,7 +147,7 @@ class Engine:
                 self.forward.step(kv, batch)
             except OutOfMemory as error:
                 yield Last(env, self._work_ns(self._take_work()))
-                self._ran_out(plan, error, start)
+                self._ran_out(plan, error, start, noted=ahead is not None)
                 start = int(env.now)
                 continue
             if plan.admitted and ahead is None:
@@ -242,7 +242,9 @@ class Engine:
             self.events += 1
             if self.events % 256 == 0:
                 self.progress(Progress(now / 1e9, self.completed, self.source.total_requests, scheduler.num_running))
-        return ahead if ahead is not None and (ahead.scheduled or ahead.group is not None) else None
+        if ahead is None or (ahead.group is None and not ahead.scheduled):
+            return None
+        return ahead
 
     def _advance(self, decodes: Sequence[KVSequence], steps: int, planned: int = 0) -> None:
         """Bring memory to where *steps* further steps leave it, *planned* of which have their slots already."""
@@ -340,14 +342,15 @@ class Engine:
 
     # Out of memory
 
-    def _ran_out(self, plan: Plan, error: OutOfMemory, start: int) -> None:
+    def _ran_out(self, plan: Plan, error: OutOfMemory, start: int, *, noted: bool) -> None:
         """A step that was under way found no memory: the server dies, or the sequence that asked gives way.
 
         An activation or a workspace that does not fit is nobody's: it ends the process whatever ``memory.oom`` says.
         """
         owner = error.facts.owner
         if self.config.oom == "stop" or owner < 0:
-            self._note_admitted(plan, start)
+            if not noted:
+                self._note_admitted(plan, start)
             self._die(error.facts, error.torch_message)
             return
         self.forward.abort()

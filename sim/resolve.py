@@ -159,12 +159,6 @@ def check_groups(scenario: Scenario) -> None:
             f"scheduler.policy: {policy!r} counts blocks by tokens, and layers with a window (of {scenario.model.name} "
             "or by kv_cache.retention) or a state hold others; use vllm"
         )
-    if scenario.scheduler.async_scheduling:
-        raise ScenarioError(
-            "scheduler.async_scheduling: steps under way keep blocks that a window has left behind, which is not "
-            f"simulated for layers with a window (of {scenario.model.name} or by kv_cache.retention) or a state; leave "
-            "it out"
-        )
 
 
 def batch_notes(scenario: Scenario, max_model_len: int) -> tuple[str, ...]:

@@ -48,8 +48,9 @@ class ServerPlan:
         check_tensors(scenario, self.model)
         self.layout = layout_of(scenario, self.model, self.device)
         self.stage_layers = stage_layers_of(scenario, self.model, self.device)
-        self.in_flight_tokens = self.max_num_batched_tokens * len(self.stage_layers)
-        """By which vLLM sizes windows: a pipeline has as many batches under way as stages."""
+        batches = 2 if scenario.scheduler.async_scheduling else len(self.stage_layers)
+        self.in_flight_tokens = self.max_num_batched_tokens * batches
+        """By which vLLM sizes windows: a pipeline has as many batches under way as stages, and who plans ahead two."""
         check_states(scenario, self.model)
         self.mamba_mode = mamba_mode(scenario, self.model)
         self.kept_model, self.sinks = with_windows(scenario, self.model)
@@ -112,6 +113,7 @@ class ServerPlan:
             max_num_batched_tokens=self.max_num_batched_tokens,
             pipeline_parallel_size=s.engine.pipeline_parallel_size,
             layer_partition=s.engine.layer_partition,
+            async_scheduling=s.scheduler.async_scheduling,
             block_size=self.block_size,
             other_tenant_bytes=s.device.other_tenant_bytes,
             activation_bytes=measured.get("activation_bytes"),

@@ -14,7 +14,7 @@ from hbmtwin.api import PRESETS, ScenarioError, parse_load, question_of
 from hbmtwin.dashboard.app import finished, jobs, knobs
 from hbmtwin.dashboard.app.compare_page import without_policy
 from hbmtwin.dashboard.app.finished import Finished
-from hbmtwin.dashboard.app.language import as_text, lang, text
+from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.oom_curves_figure import memory_curves, share_curves
 from hbmtwin.dashboard.app.settings_link import command
 from hbmtwin.dashboard.app.theme import draw
@@ -81,9 +81,13 @@ def show() -> None:
 def _sweeps(settings: list[str], usable: bool) -> None:
     with st.expander(text(NEW), expanded=not finished.of_kind("sweep")):
         words = st.text_input(
-            text(GRID), "kv_cache.preset=paged,doubling workload.users=8:64:8", help=text(GRID_HELP), key="grid"
+            text(GRID),
+            "kv_cache.preset=paged,doubling workload.users=8:64:8",
+            help=text(GRID_HELP),
+            key="grid",
+            **IN_ADDRESS,
         ).split()
-        seeds = st.number_input(text(SEEDS), 1, 100, 3, key="sweep-seeds")
+        seeds = st.number_input(text(SEEDS), 1, 100, 3, key="sweep-seeds", **IN_ADDRESS)
         try:
             count = len(parse_grid(words, settings)) * seeds
         except (ScenarioError, ValueError) as error:
@@ -124,9 +128,9 @@ def _oom_points(settings: list[str], usable: bool) -> None:
         policies = st.pills(
             text(POLICIES), list(PRESETS), selection_mode="multi", default=["doubling", "paged"], key="op"
         )
-        load = st.text_input(text(LOAD), "", placeholder="users=8:64:8", key="load")
-        seeds = st.number_input(text(SEEDS), 1, 100, 5, key="oom-seeds")
-        memory = st.checkbox(text(SMALLEST), key="memory")
+        load = st.text_input(text(LOAD), "", placeholder="users=8:64:8", key="load", **IN_ADDRESS)
+        seeds = st.number_input(text(SEEDS), 1, 100, 5, key="oom-seeds", **IN_ADDRESS)
+        memory = st.checkbox(text(SMALLEST), key="memory", **IN_ADDRESS)
         try:
             if load:
                 parse_load(load)
@@ -155,10 +159,10 @@ def _plans(settings: list[str], usable: bool) -> None:
         policies = st.pills(
             text(POLICIES), list(PRESETS), selection_mode="multi", default=["paged"], key="plan-policies"
         )
-        target = st.selectbox(text(TARGET), TARGETS, key="target")
-        slo = st.text_input(text(SLO), "", key="slo")
-        survive = st.slider(text(SURVIVE), 0.5, 0.99, 0.9, 0.01, key="survive")
-        quick = st.checkbox(text(QUICK), value=True, key="quick")
+        target = st.selectbox(text(TARGET), TARGETS, key="target", **IN_ADDRESS)
+        slo = st.text_input(text(SLO), "", key="slo", **IN_ADDRESS)
+        survive = st.slider(text(SURVIVE), 0.5, 0.99, 0.9, 0.01, key="survive", **IN_ADDRESS)
+        quick = st.checkbox(text(QUICK), value=True, key="quick", **IN_ADDRESS)
         job = {"settings": settings, "policies": policies, "target": target, "slo": slo, "survive": survive}
         try:
             question_of(
@@ -193,7 +197,9 @@ def _plans(settings: list[str], usable: bool) -> None:
 
 
 def _policies(default: list[str], key: str) -> list[str]:
-    chosen: list[str] = st.pills(text(POLICIES), list(PRESETS), selection_mode="multi", default=default, key=key)
+    chosen: list[str] = st.pills(
+        text(POLICIES), list(PRESETS), selection_mode="multi", default=default, key=key, **IN_ADDRESS
+    )
     return chosen
 
 

@@ -10,7 +10,7 @@ import streamlit as st
 
 from hbmtwin.api import PRESETS, CatalogError, Result, Scenario, ScenarioError
 from hbmtwin.dashboard.app import jobs, knobs
-from hbmtwin.dashboard.app.language import as_text, lang, text
+from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.settings_link import command
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.figures import kv_utilization, latency_by_turn, memory_over_time
@@ -68,8 +68,12 @@ def show() -> None:
     if scenario is None:
         return
     settings = without_policy(knobs.settings())
-    policies = st.pills(text(POLICIES), list(PRESETS), selection_mode="multi", default=list(PRESETS), key="policies")
-    typed = st.text_area(text(VARIANTS), key="variants", help=text(VARIANTS_HELP), height=80, max_chars=5_000)
+    policies = st.pills(
+        text(POLICIES), list(PRESETS), selection_mode="multi", default=list(PRESETS), key="policies", **IN_ADDRESS
+    )
+    typed = st.text_area(
+        text(VARIANTS), key="variants", help=text(VARIANTS_HELP), height=80, max_chars=5_000, **IN_ADDRESS
+    )
     try:
         variants = parse_variants([line.strip() for line in (typed or "").splitlines() if line.strip()])
         wanted = scenarios_of(settings, policies, variants)

@@ -15,7 +15,7 @@ import streamlit as st
 
 from hbmtwin.api import CatalogError, Fit, FitError, devices, fit, models
 from hbmtwin.dashboard.app.breakdown_figure import breakdown_bar
-from hbmtwin.dashboard.app.language import as_text, lang, text
+from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.sim.fit import words
 from hbmtwin.sim.fit.what_is_kv import WHAT_IS_KV
@@ -71,10 +71,12 @@ def _knobs() -> dict[str, Any]:
     """The options of ``fit`` that somebody set."""
     bar = st.sidebar
     said: dict[str, Any] = {
-        "model": bar.selectbox(text(MODEL), models(), index=models().index("llama-2-7b"), key="model", **_KEPT),
-        "device": bar.selectbox(text(DEVICE), devices(), index=devices().index("ascend-910b4"), key="device", **_KEPT),
+        "model": bar.selectbox(text(MODEL), models(), index=models().index("llama-2-7b"), key="model", **IN_ADDRESS),
+        "device": bar.selectbox(
+            text(DEVICE), devices(), index=devices().index("ascend-910b4"), key="device", **IN_ADDRESS
+        ),
         "engine": bar.selectbox(
-            text(ENGINE), ENGINES, format_func=lambda name: name or text(BY_DEVICE), key="engine", **_KEPT
+            text(ENGINE), ENGINES, format_func=lambda name: name or text(BY_DEVICE), key="engine", **IN_ADDRESS
         ),
     }
     with bar.expander(text(LIMITS), expanded=True):
@@ -93,20 +95,16 @@ def _knobs() -> dict[str, Any]:
     with bar.expander(text(FLAGS)):
         said["block_size"] = _number("block-size")
         said["num_speculative_tokens"] = _number("num-speculative-tokens", least=0)
-        said["enforce_eager"] = st.toggle("enforce-eager", key="enforce-eager", **_KEPT) or None
+        said["enforce_eager"] = st.toggle("enforce-eager", key="enforce-eager", **IN_ADDRESS) or None
         said["enable_expert_parallel"] = (
-            st.toggle("enable-expert-parallel", key="enable-expert-parallel", **_KEPT) or None
+            st.toggle("enable-expert-parallel", key="enable-expert-parallel", **IN_ADDRESS) or None
         )
     return {name: value for name, value in said.items() if value not in (None, "")}
 
 
-_KEPT: dict[str, Any] = {"bind": "query-params", "persist_state": "session"}
-"""In the address, so that it can be shared, and for the whole session."""
-
-
 def _number(flag: str, *, step: int = 1, least: int = 1) -> int | None:
     value: int | None = st.number_input(
-        flag, min_value=least, value=None, step=step, placeholder=text(DEFAULT), key=flag, **_KEPT
+        flag, min_value=least, value=None, step=step, placeholder=text(DEFAULT), key=flag, **IN_ADDRESS
     )
     return value
 
@@ -121,13 +119,13 @@ def _share_of_device(flag: str) -> float | None:
         format="%.2f",
         placeholder=text(DEFAULT),
         key=flag,
-        **_KEPT,
+        **IN_ADDRESS,
     )
     return value
 
 
 def _choice(flag: str, names: tuple[str, ...]) -> str:
-    chosen: str = st.selectbox(flag, names, format_func=lambda name: name or text(DEFAULT), key=flag, **_KEPT)
+    chosen: str = st.selectbox(flag, names, format_func=lambda name: name or text(DEFAULT), key=flag, **IN_ADDRESS)
     return chosen
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
 from hbmtwin.sim.phrases import LANGUAGES, Lang, Phrase, Said
 
 KEY = "lang"
+IN_ADDRESS: dict[str, Any] = {"bind": "query-params", "persist_state": "session"}
+"""Of a widget whose value stands in the address under its key, so that a link shares it."""
 NAMES: dict[Lang, str] = {"en": "English", "zh": "中文"}
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,8 +18,9 @@ from hbmtwin.dashboard.app.settings_link import command, settings_of
 from hbmtwin.dashboard.app.theme import draw, draw_brushed
 from hbmtwin.dashboard.app.timeline_figure import timeline
 from hbmtwin.dashboard.figures import latency_by_turn
+from hbmtwin.dashboard.palette import ALARM
 from hbmtwin.dashboard.remarks import remarks
-from hbmtwin.dashboard.verdict import headline, oom_in_words
+from hbmtwin.dashboard.verdict import goodput_text, headline, oom_in_words
 from hbmtwin.sim.phrases import Phrase
 
 TITLE = Phrase("What if?", "假设分析")
@@ -46,6 +50,12 @@ COMMAND = Phrase("The same as a command line", "等价的命令行")
 SCENARIO_FILE = Phrase("Scenario (TOML)", "场景（TOML）")
 SUMMARY_FILE = Phrase("Summary (JSON)", "汇总（JSON）")
 REQUESTS_FILE = Phrase("Requests (CSV)", "请求明细（CSV）")
+RESULT_FILE = Phrase("Result directory (zip)", "结果目录（zip）")
+BASIS = Phrase(
+    "Memory follows the allocator's and the engine's own rules. Times come from the cost model: {basis}.",
+    "显存按分配器与引擎自身的规则得出；时间来自成本模型：{basis}。",
+)
+DEFAULT_BASIS = Phrase("default, uncalibrated", "默认值，未校准")
 NOTES = Phrase("Notes", "说明")
 METRICS = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
 GIB = 1 << 30
@@ -83,6 +93,8 @@ def _result(result: Result) -> None:
     if result.oom is not None:
         st.markdown(as_text(oom_in_words(result.oom, lang())))
     _figures(s)
+    basis = text(DEFAULT_BASIS) if s["basis"] == DEFAULT_BASIS.en else s["basis"]
+    st.caption(as_text(text(BASIS, basis=basis)))
     st.subheader(text(OVER_TIME))
     chosen = draw_brushed(timeline(result, lang()), key="timeline")
     if chosen is not None:
@@ -91,10 +103,19 @@ def _result(result: Result) -> None:
     left, right = st.columns([3, 2])
     with left:
         st.subheader(text(LATENCY))
-        draw(latency_by_turn({NAME: result}, lang()), key="latency")
+        figure = latency_by_turn({NAME: result}, lang())
+        if (limit_s := result.scenario.slo.tpot_s) is not None:
+            figure.add_hline(
+                y=1e3 * limit_s,
+                line={"color": ALARM, "width": 1, "dash": "dash"},
+                annotation={"text": f"SLO {1e3 * limit_s:g} ms", "font": {"color": ALARM}},
+            )
+        draw(figure, key="latency")
     with right:
         st.subheader(text(PERCENTILES))
         st.dataframe(percentiles(s), hide_index=True)
+        if s["goodput"]:
+            st.markdown(as_text(goodput_text(s["goodput"], lang())))
     notes = remarks({NAME: s}, lang())
     if notes:
         with st.expander(text(NOTES)):
@@ -132,10 +153,10 @@ def _share(scenario: Scenario, result: Result | None = None) -> None:
             text(SCENARIO_FILE), scenario.to_toml(), "scenario.toml", "application/toml", on_click="ignore", key="toml"
         )
         if result is not None:
-            _downloads(result)
+            _downloads(result, jobs.shared().kept.path(jobs.key_of(scenario)))
 
 
-def _downloads(result: Result) -> None:
+def _downloads(result: Result, directory: Path) -> None:
     text_ = json.dumps(result.summary, indent=2, ensure_ascii=False, allow_nan=False)
     st.download_button(text(SUMMARY_FILE), text_, "summary.json", "application/json", on_click="ignore", key="json")
     st.download_button(
@@ -146,3 +167,15 @@ def _downloads(result: Result) -> None:
         on_click="ignore",
         key="csv",
     )
+    st.download_button(
+        text(RESULT_FILE), lambda: zipped(directory), "result.zip", "application/zip", on_click="ignore", key="zip"
+    )
+
+
+def zipped(directory: Path) -> bytes:
+    """The files of a result directory, as the command line writes them. Same files, same bytes."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(directory.iterdir()):
+            archive.writestr(zipfile.ZipInfo(path.name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()

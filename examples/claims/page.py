@@ -20,7 +20,7 @@ What they state is run here, and a claim that is wrong is called wrong. Each is 
 what was claimed and what to look at, and a few lines of Python that find the number:
 
 ```console
-python examples/claims                           # all of them, in under a minute on two cores
+python examples/claims                           # all of them, in about a minute on two cores
 python examples/claims C5 C6                     # some of them
 python examples/claims --json                    # or --markdown, the table below
 python examples/claims --write docs/claims.md    # this page

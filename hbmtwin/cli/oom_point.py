@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,9 +19,15 @@ from hbmtwin.cli.output import json_text, stdout
 
 if TYPE_CHECKING:
     from hbmtwin.api import OomPoint, Scenario
+    from hbmtwin.sim.capacity.oom_point_loads import Load
     from hbmtwin.sim.sweep.run_row import Row
 
 MAX_SEEDS = 10_000
+FIRST_RUNS = 16
+"""After so many it is told how long all will take."""
+DEFAULT_LOADS = 25
+MOST_ERRORS = 5
+"""Different errors of runs that are told; all are in runs.csv."""
 
 
 def oom_point(
@@ -53,8 +61,8 @@ def oom_point(
     json_: Json = False,
 ) -> int:
     """Find where memory runs out as a load grows: shares of draws with bounds, causes, and places within a run."""
+    from hbmtwin.api import PRESETS, parse_load
     from hbmtwin.api import oom_point as find
-    from hbmtwin.api import parse_load
     from hbmtwin.cli.oom_point_screen import print_oom_point
 
     names = None if policies is None else list(dict.fromkeys(p.strip() for p in policies.split(",") if p.strip()))
@@ -64,21 +72,17 @@ def oom_point(
         raise UsageError(f"--jobs: 1 or more, or -1 for one a core, not {jobs}")
     grown = None if load is None else parse_load(load)
     begin = time.monotonic()
-    with _Rows(out, jobs) as rows:
-        try:
-            point = find(
-                scenario,
-                policies=names,
-                load=grown,
-                seeds=seeds,
-                memory=memory,
-                overrides=overrides or (),
-                seed=seed,
-                call=rows.of,
-            )
-        except KeyboardInterrupt:
-            rows.tell_what_stands()
-            raise
+    with _Rows(out, jobs, _about(len(names or PRESETS), seeds, grown, memory)) as rows:
+        point = find(
+            scenario,
+            policies=names,
+            load=grown,
+            seeds=seeds,
+            memory=memory,
+            overrides=overrides or (),
+            seed=seed,
+            call=rows.of,
+        )
         if out is not None:
             _write(point, out)
     wall_s = time.monotonic() - begin
@@ -92,17 +96,29 @@ def oom_point(
         print_oom_point(stdout(), point, wall_s)
     if out is not None:
         print(f"report: {out / 'report.html'}", file=sys.stderr)
-    return OK if point.critical else FAILURE
+    return _verdict(point)
+
+
+def _verdict(point: OomPoint) -> int:
+    """0, or 1 where runs ended in an error, after the words."""
+    for error, count in Counter(str(row["error"]) for row in point.broken).most_common(MOST_ERRORS):
+        print(f"error: {count:,} run{'s' * (count > 1)} failed: {error}", file=sys.stderr)
+    return FAILURE if point.broken else OK
 
 
 class _Rows:
-    """Rows of scenarios, stored as they come where there is a place, and counted on stderr."""
+    """Rows of scenarios, stored as they come where there is a place, and counted on stderr.
 
-    def __init__(self, out: Path | None, jobs: int) -> None:
+    Whatever ends it early, it is told that nothing is lost.
+    """
+
+    def __init__(self, out: Path | None, jobs: int, about: int) -> None:
         from hbmtwin.api import ResultError
         from hbmtwin.sim.sweep.store import RunStore, check_runs_directory
 
-        self._out, self._jobs, self._landed = out, jobs, 0
+        self._out, self._jobs = out, jobs
+        self._about, self._landed, self._begin = about, 0, time.monotonic()
+        """Runs that are to be expected, and those so far."""
         self._open: RunStore | None = None
         self._ends = ExitStack()
         try:
@@ -117,8 +133,15 @@ class _Rows:
         self._finished = self._ends.enter_context(progress_of_runs())
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ends.close()
+        if kind is not None and self._open is not None:
+            count = len(self._open.finished())
+            print(
+                f"note: {count:,} runs are stored in {self._out}; the same command goes on from there", file=sys.stderr
+            )
 
     def of(self, scenarios: Sequence[Scenario]) -> Iterable[Row]:
         """Run them, but for those in the store, which is opened when the first is asked for."""
@@ -131,15 +154,22 @@ class _Rows:
                 print(f"note: {remark}", file=sys.stderr)
         yield from run_each(scenarios, jobs=self._jobs, store=self._open, landed=self._count)
 
-    def tell_what_stands(self) -> None:
-        """After an interrupt."""
-        if self._open is not None:
-            count = len(self._open.finished())
-            print(f"note: {count:,} runs stand in {self._out}; the same command goes on from there", file=sys.stderr)
-
     def _count(self, row: Row) -> None:
+        """Once, when some have run and it will take minutes: how many."""
+        self._finished(str(row["outcome"]))
         self._landed += 1
-        self._finished("a run is")
+        if self._landed == FIRST_RUNS:
+            minutes = (time.monotonic() - self._begin) / self._landed * (self._about - self._landed) / 60
+            if minutes >= 1:
+                print(f"note: about {self._about:,} runs, which take about {minutes:,.0f} min", file=sys.stderr)
+
+
+def _about(policies: int, seeds: int, load: Load | None, memory: bool) -> int:
+    """Runs of a study, roughly; of a policy that preempts the two ends share most of theirs."""
+    loads = DEFAULT_LOADS if load is None else len(load.values)
+    for_loads = min(loads, loads.bit_length() + 7)
+    for_memories = min(loads, 4) * 15 if memory else 0
+    return policies * seeds * (for_loads + for_memories)
 
 
 def _write(point: OomPoint, out: Path) -> None:

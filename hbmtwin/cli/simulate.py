@@ -52,7 +52,7 @@ def run(
 
     _check_target(out)
     loaded = Scenario.load(scenario, overrides=overrides or (), seed=seed)
-    _check_rows(loaded)
+    check_rows(loaded)
     if fail_on_slo and not objectives(loaded.slo):
         raise UsageError(NO_SLO)
     begin = time.monotonic()
@@ -112,7 +112,7 @@ def compare(
     with suppress(ScenarioError):  # the comparison tells it, and of which run
         for name in ([""] if names else []) + [*own]:
             loaded = Scenario.load(scenario, overrides=[*(overrides or ()), *own.get(name, ())])
-            _check_rows(loaded)
+            check_rows(loaded)
             if fail_on_slo and not objectives(loaded.slo):
                 raise UsageError(NO_SLO)
     _check_target(out)
@@ -192,7 +192,7 @@ def _comparison_writer(results: dict[str, Result]) -> Callable[[Path], None]:
     return write
 
 
-def _check_rows(scenario: Scenario) -> None:
+def check_rows(scenario: Scenario) -> None:
     """Refuse, before hours have passed, more requests than this machine can hold the rows of."""
     workload, memory_bytes = scenario.workload, machine_memory_bytes()
     if workload.num_prompts is None or workload.trace is not None or workload.multi_turn is not None:

@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 from hbmtwin.cli.exits import FAILURE, OK, UsageError
 from hbmtwin.cli.options import MAX_SEED, Json, Overrides, ScenarioFile, Seed
 from hbmtwin.cli.output import json_text, stdout
+from hbmtwin.cli.simulate import check_rows
 
 if TYPE_CHECKING:
     from hbmtwin.sim.sweep.run_row import Row
@@ -83,7 +84,7 @@ def sweep(
     """Run every combination of a grid for several seeds; stopped or killed, the same command goes on."""
     from hbmtwin.cli.sweep_tables import print_sweep, sweep_json
     from hbmtwin.dashboard.sweep_report import write_sweep_report
-    from hbmtwin.sim.sweep.execute import run_each
+    from hbmtwin.sim.sweep.execute import run_each, stands
     from hbmtwin.sim.sweep.grid import FORM, parse_grid
     from hbmtwin.sim.sweep.points import point_summaries
     from hbmtwin.sim.sweep.scenario_key import scenario_key
@@ -99,6 +100,8 @@ def sweep(
     if len(parsed) * seeds > MANY_RUNS:
         raise UsageError(f"--grid: {len(parsed):,} combinations x {seeds:,} seeds; take at most {MANY_RUNS:,} runs")
     points = points_of(scenario, parsed, overrides=overrides or (), seed=seed)
+    for point in points:
+        check_rows(point.scenario)
     first = points[0].scenario.seed
     if first + seeds - 1 > MAX_SEED:
         raise UsageError(f"--seeds: {seeds} seeds from {first} on go beyond {MAX_SEED}")
@@ -107,7 +110,7 @@ def sweep(
     begin = time.monotonic()
     rows: dict[str, Row] = {}
     with _opened(out) as store:
-        there = len(scenarios.keys() & store.finished().keys())
+        there = len(scenarios.keys() & {key for key, row in store.finished().items() if stands(row)})
         _tell(points, seeds, len(scenarios), there, out)
         with _progress(len(scenarios), there) as landed, redirect_stdout(sys.stderr):  # Ray tells of dead workers there
             # by key: an even draw of the grid from the start on, so that what is left can be told from what has run

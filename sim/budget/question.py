@@ -57,6 +57,8 @@ class BudgetQuestion:
     kv_cache_memory_bytes: int | None = None
     """Replaces the whole subtraction, as the engine's own option does."""
     num_gpu_blocks_override: int | None = None
+    async_scheduling: bool = False
+    """Whether a step is planned while the last is computed, so that two batches are under way at once."""
     batch_rule: BatchRule | None = None
     """Set where ``max_num_batched_tokens`` was not given and follows from ``max_model_len``."""
     measured: Measured = Measured()
@@ -83,7 +85,7 @@ class BudgetQuestion:
             self.layout,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
-            max_num_batched_tokens=self.max_num_batched_tokens * len(self.layers),
+            max_num_batched_tokens=self.max_num_batched_tokens * (2 if self.async_scheduling else len(self.layers)),
             sinks=self.sinks,
             mamba_mode=self.mamba_mode,
             ascend=self.device.vendor == "ascend",

@@ -125,13 +125,15 @@ def memory_budget(
     mamba_mode: MambaMode = "none",
     pipeline_parallel_size: int = 1,
     layer_partition: Sequence[int] | None = None,
+    async_scheduling: bool = False,
     rules: EngineRules | None = None,
 ) -> MemoryBudget:
     """Divide one device as the engine does at start: ``kv = util * total - weights - activations - non-torch``.
 
     *layout* is that of the KV of all layers on one rank, and tells over how many ranks each layer is split. Windows of
     the model's layers make groups of blocks, and keep *sinks* tokens at the start besides; so do states, cached by
-    *mamba_mode*. *layer_partition* says how many layers each stage of a pipeline has. *activation_bytes*,
+    *mamba_mode*. *layer_partition* says how many layers each stage of a pipeline has; with *async_scheduling* windows
+    keep what two batches under way may read. *activation_bytes*,
     *non_torch_bytes*, *graph_bytes* and *communicator_bytes* replace estimates; *profiled* are names of those that the
     device's calibration profile has. *rules* replace those of the device's engine. When it does not start,
     the reason ends with the single changes that were tried and hold. O(layers). Raise ValueError for a number out of
@@ -151,6 +153,7 @@ def memory_budget(
         sinks=sinks,
         mamba_mode=mamba_mode,
         layers=stage_layers(model.num_layers, pipeline_parallel_size, layer_partition),
+        async_scheduling=async_scheduling,
         measured=Measured(
             activation_bytes=activation_bytes,
             non_torch_bytes=non_torch_bytes,

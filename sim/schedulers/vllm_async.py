@@ -22,12 +22,12 @@ block ids and keys, at one moment instead of two. What differs from a plan that 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import ClassVar
 
-from hbmtwin.allocators.contract import KeysFollow, KVPolicy
-from hbmtwin.sim.scheduler import Entry, Finished, Plan, SchedulerConfig
+from hbmtwin.allocators.contract import KeysFollow, KVPolicy, LetsRest
+from hbmtwin.sim.scheduler import Entry, Finished, Plan, SchedulerConfig, Unfinished
 from hbmtwin.sim.schedulers.vllm import VllmScheduler
 from hbmtwin.workloads.records import Request
 
@@ -48,10 +48,20 @@ class AsyncVllmScheduler(VllmScheduler):
         """Who ends with the step behind which the last plan was made, in its order."""
         self._sampled: dict[int, Entry] = {}
         """Of those not in the group, whose newest token came from that step: not known when the next one is planned."""
+        self._resting: list[tuple[int, Entry]] = []
+        """Those of ``_ending`` that left the group, with their places in it."""
+        self._under_way: dict[int, int] = {}
+        """Of those not in the group the tokens that this step computes of each."""
         self._now_ns = 0
         self._ahead = Plan([])
         """The last plan."""
         self._keys: KeysFollow | None = None
+        self._rests: LetsRest | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that were admitted and have not ended."""
+        return len(self._group.members) + len(self._resting) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -86,10 +96,12 @@ class AsyncVllmScheduler(VllmScheduler):
         if self._kv is not kv:
             assert isinstance(kv, KeysFollow)
             self._keys = kv
-            kv.unsampled = self._sampled.keys()
+            self._rests = kv if isinstance(kv, LetsRest) else None
+            kv.unsampled, kv.under_way = self._sampled.keys(), self._under_way
         self._let_in(self._now_ns)
         self._sampled.clear()
         self._ending.clear()
+        self._under_way.clear()
         return self._planned(kv)
 
     def schedule_ahead(self, p: Plan, k: int, kv: KVPolicy, now_ns: int) -> Plan:
@@ -101,7 +113,9 @@ class AsyncVllmScheduler(VllmScheduler):
         return self._planned(kv)
 
     def _planned(self, kv: KVPolicy) -> Plan:
+        self._most_running -= len(self._resting)
         plan = self._ahead = super().schedule(kv)
+        self._most_running += len(self._resting)
         self.running_tokens += plan.tokens  # from now on: the policy counts them as well
         return plan
 
@@ -109,19 +123,21 @@ class AsyncVllmScheduler(VllmScheduler):
         """What *k* steps of *p* computed, and sampled but for the very last token of those that are known to end."""
         self._sampled.clear()
         self._ending.clear()
+        self._under_way.clear()
         if k > 1:
             self.running_tokens += (k - 1) * len(p.decodes)
         scheduled = p.scheduled
         if (group := p.group) is not None:
             if group.steps_left > k:
                 group.go(k)
-            else:  # those behind one that ends are planned without it
+            elif not self._rest(k):
                 scheduled = p.everyone()
                 self._break_up()
         for s, new in scheduled:
             entry = self._entries.get(s.id)
             if entry is None:
                 continue  # it had ended already
+            self._under_way[s.id] = new
             s.num_computed_tokens += new + k - 1
             if s.num_computed_tokens + 1 - k != s.num_tokens:
                 continue
@@ -131,6 +147,24 @@ class AsyncVllmScheduler(VllmScheduler):
                 self._ending.append(entry)
                 if s.num_tokens == s.max_tokens:
                     s.num_tokens -= 1  # vLLM knows it: nothing is left to plan for it
+
+    def _rest(self, k: int) -> bool:
+        """Let those of the group who end after *k* steps leave it, if that changes nothing for the others: if it is
+        known that they end, nobody of the group may have to give way, and others stay in it. O(members)."""
+        kv, group = self._rests, self._group
+        if kv is None or self._by_priority or kv.free_blocks < len(group.members):
+            return False
+        resting = [(place, self._entries[s.id]) for place, s in group.places(k)]
+        foreseen = all(entry.final_tokens == entry.sequence.max_tokens for _, entry in resting)
+        if not foreseen or len(resting) == len(group.members):
+            return False
+        group.go(k)
+        for _, entry in resting:
+            kv.rest(entry.sequence)
+            self._sampled[entry.sequence.id] = entry
+            self._ending.append(entry)
+        self._resting = resting
+        return True
 
     def _break_up(self) -> None:
         self._sampled.update((s.id, self._entries[s.id]) for s in self._group)
@@ -156,6 +190,17 @@ class AsyncVllmScheduler(VllmScheduler):
             return 0
         return super().steady_steps(p)
 
+    def unfinished(self) -> Iterator[Unfinished]:
+        """Running requests, those who end among them, then waiting ones."""
+        if self._resting:
+            self._group.fold()
+            resting = [(place, entry.sequence) for place, entry in self._resting]
+            for _, s in sorted([*self._group.places(), *resting], key=lambda one: one[0]):
+                yield Unfinished(self._entries[s.id].request, s, self._entries[s.id].output_tokens)
+            yield from super(VllmScheduler, self).unfinished()
+        else:
+            yield from super().unfinished()
+
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
     def commit(self, p: Plan, k: int) -> list[Finished]:
@@ -168,6 +213,7 @@ class AsyncVllmScheduler(VllmScheduler):
             self._keys.cache_blocks(entry.sequence)
         if not ending:
             return []
+        self._resting.clear()
         finished = self._finish(ending)
         self._discard()
         return finished

@@ -59,7 +59,7 @@ def run_each(
         waiting.setdefault(scenario_key(scenario), scenario)
     done = {} if store is None else store.finished()
     for key in list(waiting):
-        if (row := done.get(key)) is not None and row["cause"] not in RETRIED:
+        if (row := done.get(key)) is not None and stands(row):
             del waiting[key]
             yield row
     if not waiting:
@@ -71,6 +71,11 @@ def run_each(
             if landed is not None:
                 landed(row)
             yield row
+
+
+def stands(row: Row) -> bool:
+    """Whether a stored row is not to be run again."""
+    return row["cause"] not in RETRIED
 
 
 def _each(waiting: dict[str, Scenario], pool: Pool, call: Callable[[str, Scenario], Row]) -> Iterator[Row]:

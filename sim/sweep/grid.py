@@ -22,13 +22,13 @@ from math import prod
 from typing import NamedTuple
 
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
+from hbmtwin.sim.variants import split_at_commas
 
 RANGE = re.compile(r"([^:\"'\[{(]*):([^:]*):([^:]*)")
 NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 FORM = "write key=a,b,c or key=start:stop:step, e.g. kv_cache.preset=paged,doubling or workload.users=10:200:10"
 MOST_VALUES = 10_000
 """Of one range: beyond it lies a slip of the step."""
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 class Axis(NamedTuple):
@@ -88,24 +88,10 @@ def parse_axis(word: str) -> Axis:
 
 
 def _parts(word: str, text: str) -> list[str]:
-    """Cut at each comma that stands in no bracket and in no quotes. Raise ScenarioError for an empty part."""
-    parts = [""]
-    waiting: list[str] = []
-    for letter in text:
-        if waiting and letter == waiting[-1]:
-            waiting.pop()
-        elif waiting and waiting[-1] in "\"'":
-            pass
-        elif letter in "\"'":
-            waiting.append(letter)
-        elif letter in _CLOSING:
-            waiting.append(_CLOSING[letter])
-        elif letter == "," and not waiting:
-            parts.append("")
-            continue
-        parts[-1] += letter
-    if waiting:
-        raise ScenarioError(f"--grid {word}: a {waiting[-1]} is missing")
+    """The values between commas. Raise ScenarioError for an empty one, and for what is never closed."""
+    parts, missing = split_at_commas(text)
+    if missing:
+        raise ScenarioError(f"--grid {word}: a {missing[-1]} is missing")
     if not all(part.strip() for part in parts):
         raise ScenarioError(f"--grid {word}: a value is missing beside a comma")
     return [part.strip() for part in parts]

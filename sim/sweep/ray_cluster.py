@@ -40,9 +40,7 @@ def on_a_cluster(address: str | None, jobs: int) -> Iterator[Pool]:
     if not ray.is_initialized():
         _connect(ray, address, jobs)
     try:
-        cores = int(ray.cluster_resources().get("CPU", 1))
-        processes = cores if jobs < 0 else min(jobs, cores)
-        yield lambda calls: _from_actors(calls, processes, ray.exceptions.RayError)
+        yield lambda calls: _from_actors(calls, _cores(ray, jobs), ray.exceptions.RayError)
     except BaseException:
         ray.shutdown()
         raise
@@ -56,6 +54,12 @@ def _connect(ray: Any, address: str | None, jobs: int) -> None:
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
         raise WorkersLost(f"{where} cannot be had: {first_line(error)}") from None
+
+
+def _cores(ray: Any, jobs: int) -> int:
+    """Of *jobs* (-1: all) as many as the cluster has now: nodes come and go."""
+    cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    return cores if jobs < 0 else min(jobs, cores)
 
 
 def _streaming(backend: Any, options: dict[str, Any]) -> Any:
@@ -76,7 +80,7 @@ def _from_actors(calls: Iterator[Call], processes: int, lost: type[Exception]) -
         ended = True
     except ImportError as error:
         raise WorkersLost(f"a worker of the cluster lacks this release of hbmtwin: {first_line(error)}") from None
-    except lost as error:
+    except (lost, ValueError) as error:  # Ray's word for a node that has just gone
         raise PoolBroke(first_line(error)) from None
     finally:
         stop(coming, ended)

@@ -34,6 +34,7 @@ OTHER_NAMES = ("kv_cache.preset", "schema_version")
 """``kv_cache.preset`` is a name for other keys, which stand for themselves."""
 SOURCES = ("allocators", "kernels", "sim", "workloads")
 """Folders of the package that a run depends on."""
+KINDS = (".py", ".toml", ".json", ".c", ".cpp", ".h")
 LATER = ("sim/capacity", "sim/explain")
 """What only looks at runs."""
 HEX_DIGITS = 32
@@ -105,6 +106,6 @@ def _walk(folder: Traversable, name: str) -> list[tuple[str, Traversable]]:
         if entry.is_dir():
             inner = f"{name}/{entry.name}"
             found += [] if entry.name == "__pycache__" or inner in LATER else _walk(entry, inner)
-        elif not entry.name.endswith((".pyc", ".so")):
+        elif entry.name.endswith(KINDS):
             found.append((f"{name}/{entry.name}", entry))
     return found

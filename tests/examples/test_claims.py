@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import hbmtwin
 from hbmtwin import Scenario, kv_layout
 from hbmtwin.allocators.contract import CountsInBlocks
 from hbmtwin.allocators.oom import OutOfMemory
@@ -180,6 +181,20 @@ def test_buffers_placed_afresh_by_hand(program: ModuleType) -> None:
     assert fragments.placed_afresh(pool, 3 * kib) == 3 * kib
     with pytest.raises(OutOfMemory):
         fragments.placed_afresh(pool, 3 * kib + 1)
+
+
+def test_static_buffers_of_c13_by_hand(on_page: dict[str, Any]) -> None:
+    """As many as the pool has whole buffers; between what is shown and what fails lie those that are not decided."""
+    pool_bytes = hbmtwin.run(Scenario.load(CLAIMS / "c13.toml")).summary["kv_budget_bytes"]
+    assert pool_bytes // (2048 * 512 * 1024) == 14
+    assert "static buffers of 2,048, 14 and 14;" in on_page["C13"].simulated
+    assert pool_bytes // (512 * 512 * 1024) == 56
+    assert "static buffers of 512, 56 and 0;" in on_page["C13"].simulated
+
+
+def test_an_answer_of_a_plan_in_a_few_characters(program: ModuleType) -> None:
+    capacity = sys.modules["claims_capacity"].Capacity
+    assert (str(capacity(14, 15)), str(capacity(126, 134))) == ("14", "126 to 133")
 
 
 def test_the_window_of_c11_without_recorded_traces(

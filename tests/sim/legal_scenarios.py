@@ -268,17 +268,11 @@ def _scheduler(pick: Pick, keys: Keys, short: bool) -> Keys:
             "scheduler.long_prefill_token_threshold": pick(0, 0, 40, 6),
             "scheduler.scheduling_policy": pick("fcfs", "priority"),
         }
-        if _may_plan_ahead(keys):
+        if keys["kv_cache.policy"] == "paged" and keys["engine.pipeline_parallel_size"] == 1:
             chosen["scheduler.async_scheduling"] = pick(False, True, True)
     if keys.get("kv_cache.enable_prefix_caching") and keys["kv_cache.policy"] == "paged" and policy != "vllm_v0":
         chosen["results.cache_events"] = pick(False, False, False, True)
     return chosen
-
-
-def _may_plan_ahead(keys: Keys) -> bool:
-    """Blocks of one kind, whose keys follow, and one batch at a time."""
-    of_groups = {"kv_cache.retention", "kv_cache.mamba_cache_mode"} & keys.keys()
-    return keys["kv_cache.policy"] == "paged" and not of_groups and keys["engine.pipeline_parallel_size"] == 1
 
 
 def _traffic(pick: Pick, keys: Keys, short: bool) -> Keys:

@@ -52,6 +52,9 @@ WORDS = {
 NAMES = {
     *("vLLM", "SGLang", "TensorRT-LLM", "MindIE", "HBM", "KV", "TTFT", "TPOT", "CV", "IDC", "GFLOP/s"),
     *("workspace", "prefill", "decode", "GiB", "MiB", "s", "ms", "p50", "p99", "x", "y", "/", "-"),
+    "MAPE",
+    "SLO",
+    "p95",
 }
 """What is called so in Chinese too; names of settings have an underline."""
 

@@ -90,7 +90,7 @@ def test_whole_prompts_fit_the_budget() -> None:
     ],
 )
 def test_blocks_that_a_sequence_may_need_alone(group: KVGroup, tokens: int, blocks: int) -> None:
-    assert blocks_alone(of_blocks(group).pool, tokens) == blocks
+    assert blocks_alone(of_blocks(group), tokens) == blocks
 
 
 @pytest.mark.parametrize("kind", sorted(SERVERS))
@@ -129,9 +129,10 @@ def test_planted_mistakes_are_found_beside_the_right_scheduler(name: str) -> Non
 
 def test_traffic_that_is_planned_ahead_is_answered_the_same_to_equal_sides() -> None:
     met: Counter[str] = Counter()
-    for number, run in enumerate(async_runs()):
-        both = AsyncSteps(OurAsyncScheduler(run.server), OurAsyncScheduler(run.server))
-        assert Requests(both, run.server, seed=number).run(60) == ""
+    for number, run in enumerate(async_runs("all")):
+        ours = OurAsyncScheduler(run.server, grouped=run.grouped)
+        both = AsyncSteps(ours, OurAsyncScheduler(run.server, grouped=True))
+        assert Requests(both, run.server, seed=number).run(40) == ""
         met += both.met
     assert met["rejected"] == 0
     assert met["finished"] > 100
@@ -140,8 +141,10 @@ def test_traffic_that_is_planned_ahead_is_answered_the_same_to_equal_sides() -> 
 
 @pytest.mark.parametrize("name", sorted(PLANTED_AHEAD))
 def test_planted_mistakes_are_found_beside_the_right_scheduler_that_plans_ahead(name: str) -> None:
-    for number, run in enumerate(async_runs()):
-        both = AsyncSteps(OurAsyncScheduler(run.server, PLANTED_AHEAD[name]), OurAsyncScheduler(run.server))
+    kind = "window" if name == "gives-back-at-once" else "full"
+    for number, run in enumerate(async_runs(kind)):
+        broken = OurAsyncScheduler(run.server, PLANTED_AHEAD[name], grouped=run.grouped)
+        both = AsyncSteps(broken, OurAsyncScheduler(run.server, grouped=run.grouped))
         if Requests(both, run.server, seed=number).run(150):
             return
     pytest.fail("no server shows it")
@@ -150,7 +153,6 @@ def test_planted_mistakes_are_found_beside_the_right_scheduler_that_plans_ahead(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--async", "--groups", "mamba"], "--async is for one full-attention group, not --groups mamba"),
         (["--async", "--planted", "victim"], "--planted victim goes without --async only"),
         (["--planted", "keys-at-once"], "--planted keys-at-once goes with --async only"),
     ],
@@ -167,6 +169,6 @@ def test_what_does_not_go_together_is_refused(
 def test_equal_to_vllm_at_every_step(tmp_path: Path) -> None:
     assert SOURCE is not None
     with vllm_core(unpacked(Path(SOURCE), tmp_path)) as core:
-        for number, run in enumerate((*runs("all"), *async_runs())):
+        for number, run in enumerate((*runs("all"), *async_runs("all"))):
             both = both_sides(core, run)
             assert Requests(both, run.server, seed=number).run(100) == "", str(run.server)

@@ -2,7 +2,7 @@
 
 ::
 
-    cpu          MemAvailable and the control group's limit, the smaller; of that a share
+    cpu          MemAvailable and the control group's limit, the smaller; of that a share. No Linux: half of all
     cuda, npu    what mem_get_info says is free, of that a share; never more than the run's own device has
 
     needed       ends (embedding, head) + layers * (weights of a layer + its KV) + what a step holds for a while
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,9 +67,11 @@ def room_of(torch: Any, backend: Backend, cap_bytes: int | None = None) -> Room:
 
 
 def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), groups: tuple[tuple[Path, Path], ...] = _GROUPS) -> int:
-    """Of this machine, or of the control group that this process is in. Raise OSError where neither is told."""
+    """Of this machine, or of the control group that this process is in; where neither is told (no Linux), half of what
+    the machine has."""
     found = []
-    for line in meminfo.read_text(encoding="ascii", errors="replace").splitlines():
+    lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines() if meminfo.exists() else []
+    for line in lines:
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
             found.append(int(rest.split()[0]) * 1024)
@@ -79,9 +82,7 @@ def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), groups: tuple[tuple[P
                 found.append(max(0, int(most) - int(used.read_text(encoding="ascii"))))
         except (OSError, ValueError):
             continue
-    if not found:
-        raise OSError(f"{meminfo}: does not say what is available")
-    return min(found)
+    return min(found) if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def gib(size: int) -> str:

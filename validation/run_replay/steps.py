@@ -47,14 +47,13 @@ from hbmtwin.validation.run_replay.source import RecordedRun
 from hbmtwin.validation.run_replay.step_report import StepReplay
 from hbmtwin.validation.run_replay.strata import Chosen, RunSteps, choose
 
-ROUNDS = (9, 5, 3)
+ROUNDS = (9, 5, 3, 1)
 """Through all chosen steps, so that a burst of another's load spoils a round and not a step: the first of these that is
-thought to take a quarter of the limit, else the last. In each a step runs twice: warming up, with attention told apart,
-and timed."""
+thought to take half the limit. In each a step runs twice: warming up, with attention told apart, and timed."""
 LIMIT_S = 120
 """Of all measurements, unless told otherwise; as much is chosen as is thought to take half of it."""
 FEW_STEPS = 8
-"""As many are kept before layers are left out."""
+"""As many are kept before rounds become one, and then layers are left out."""
 MAKING_BYTES_PER_S = 1e9
 """Of weights and KV, roughly."""
 HOST_PROFILE = "cpu-epyc-1-thread"
@@ -121,7 +120,7 @@ def replay_steps(
     num_blocks = blocks_of([c.batch for c in choice.chosen], plan.block_size)
     until_s = now_s() + options.limit_s
     with _prepared(torch, backend, options.threads, room), torch.inference_mode():
-        watch = stopwatch_of(torch, backend)
+        watch, used = stopwatch_of(torch, backend), torch.get_num_threads()
         if runner is None:
             made: StepRunner = DecoderRunner(
                 model,
@@ -162,7 +161,9 @@ def replay_steps(
         total_steps=len(steps),
         total_predicted_ns=int(steps.times_ns.sum()),
         left_out=len(choice.chosen) - len(timed),
-        notes=tuple(_notes(run, plan, backend, called, choice, len(timed), len(steps), model.num_layers, watch.clock)),
+        notes=tuple(
+            _notes(run, plan, backend, called, choice, len(timed), len(steps), model.num_layers, watch.clock, used)
+        ),
     )
 
 
@@ -178,8 +179,8 @@ def _choose(
     pace_ns: Callable[[Batch], float],
     options: StepOptions,
 ) -> _Choice:
-    """So many steps and layers as fit the memory and the time: steps give way down to FEW_STEPS, then layers, then the
-    other steps. Raise NoDecoder."""
+    """So many steps and layers as fit the memory and the time: steps give way down to FEW_STEPS, then rounds, then
+    layers, then the other steps. Raise NoDecoder."""
     whole, most = model.num_layers, options.steps
     while True:
         why = ""
@@ -201,8 +202,9 @@ def _choose(
             raise NoDecoder(f"{why} Its layers are not alike (some have a window), so that some do not tell of all")
         while True:
             seconds = {n: _seconds(batches, depth, need.of(depth), whole, n, pace_ns) for n in ROUNDS}
-            if seconds[ROUNDS[-1]] <= options.limit_s / 2:
-                rounds = next((n for n in ROUNDS if seconds[n] <= options.limit_s / 4), ROUNDS[-1])
+            fit = (n for n in ROUNDS if seconds[n] <= options.limit_s / 2 and (n > 1 or len(chosen) <= FEW_STEPS))
+            rounds = next(fit, None)
+            if rounds is not None:
                 return _Choice(chosen, depth, rounds, seconds[rounds], why)
             if len(chosen) > FEW_STEPS or depth == 1 or not layers_are_alike(model):
                 break
@@ -247,9 +249,13 @@ def _pace(plan: ServerPlan, model: ModelShape, backend: Backend, called: str, sa
 def _announced(choice: _Choice, total: int, num_layers: int, options: StepOptions) -> str:
     depth = f"all {num_layers}" if choice.depth == num_layers else f"{choice.depth} of {num_layers}"
     return (
-        f"measuring {len(choice.chosen):,} of {total:,} steps through {depth} layers, in {choice.rounds} rounds: about "
-        f"{max(1, round(choice.seconds)):,} s, and {options.limit_s:,.0f} s at most (--limit-s)"
+        f"measuring {len(choice.chosen):,} of {total:,} steps through {depth} layers, in {_rounds(choice)}: about "
+        f"{max(1, round(choice.seconds)):,} s, and none begins after {options.limit_s:,.0f} s (--limit-s)"
     )
+
+
+def _rounds(choice: _Choice) -> str:
+    return f"{choice.rounds} round{'' if choice.rounds == 1 else 's'}"
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -322,6 +328,7 @@ def _notes(
     total: int,
     num_layers: int,
     clock: str,
+    threads: int,
 ) -> Iterator[str]:
     yield f"{timed:,} of {total:,} steps were measured" + (
         "."
@@ -335,16 +342,18 @@ def _notes(
     if choice.depth < num_layers:
         yield (
             f"{choice.why_fewer_layers} Measured {choice.depth} of {num_layers} layers, all alike: a step's time is "
-            f"t({choice.depth}) + {num_layers - choice.depth} x (t({choice.depth}) - t(0)) / {choice.depth}, by what "
-            f"{choice.depth} layers and none took."
+            f"t({choice.depth}) + {num_layers - choice.depth} x (t({choice.depth}) - t(0)) / {choice.depth}, where "
+            "t(n) is what n layers took."
         )
-    yield f"Medians of {choice.rounds} rounds through these steps, by {clock} time."
+    yield f"Medians of {_rounds(choice)} through these steps, by {clock} time."
     yield (
         "Every step ran alone: embedding, layers, KV writes, head, argmax; weights and KV are random, blocks dealt out "
         "in turn. The scheduler, sampling beyond argmax, and what the run adds for driver calls or swaps were not run."
     )
     if backend != "cpu":
         yield "Ops were launched one by one from Python; an engine replays decode steps as graphs, which take less."
-    elif plan.profile is not None and called not in plan.profile.source:
-        yield f"The profile is of another CPU: {plan.profile.source}."
+    elif plan.profile is not None and not (
+        called in plan.profile.source and f"threads {threads}," in plan.profile.source
+    ):
+        yield f"The profile is of another CPU, or of other threads: {plan.profile.source}."
     yield from (note for note in run.summary["notes"] if note.startswith("calibration.profile "))

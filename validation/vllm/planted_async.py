@@ -28,6 +28,17 @@ class KeysOfAGroupAtOnce(AsyncVllmScheduler):
         return plan
 
 
+class GivesBackAtOnce(AsyncVllmScheduler):
+    """Lets windows give back what the step under way still reads."""
+
+    def schedule(self, kv: KVPolicy) -> Plan:
+        """The policy is told of nothing under way."""
+        plan = super().schedule(kv)
+        assert self._keys is not None
+        self._keys.under_way = {}
+        return plan
+
+
 class KeysForgotten(AsyncVllmScheduler):
     """Gives the last full block of an answer no key when it ends."""
 
@@ -92,6 +103,7 @@ class TokensOfPreemptedAreLost(AsyncVllmScheduler):
 PLANTED_AHEAD: dict[str, type[AsyncVllmScheduler]] = {
     "keys-at-once": KeysAtOnce,
     "group-keys-at-once": KeysOfAGroupAtOnce,
+    "gives-back-at-once": GivesBackAtOnce,
     "keys-forgotten": KeysForgotten,
     "ends-unforeseen": EndsUnforeseen,
     "ends-foreseen": EndsForeseen,

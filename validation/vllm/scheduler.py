@@ -4,7 +4,7 @@
 
     --groups full                      one full-attention group: over PagedPolicy, and over PagedGroupsPolicy
     --groups window, chunked, mamba    beside full attention or alone: over PagedGroupsPolicy
-    --async                            our asynchronous scheduler beside vLLM's AsyncScheduler: one full-attention group
+    --async                            our asynchronous scheduler beside vLLM's AsyncScheduler, on the same servers
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from hbmtwin.allocators.kv_groups import KVGroup
 from hbmtwin.sim.schedulers.vllm import VllmScheduler
+from hbmtwin.sim.schedulers.vllm_async import AsyncVllmScheduler
 from hbmtwin.validation.vllm.groups import chunked, full, mamba, window
 from hbmtwin.validation.vllm.planted_async import PLANTED_AHEAD
 from hbmtwin.validation.vllm.planted_steps import PLANTED_STEPS
@@ -130,18 +131,18 @@ def runs(groups: str) -> Iterator[Run]:
             yield Run(kind, server, grouped=True)
 
 
-def async_runs() -> Iterator[Run]:
-    """Servers that plan ahead."""
-    for server in SERVERS["full"]:
-        yield Run("full, planned ahead", replace(server, async_scheduling=True), grouped=False)
+def async_runs(groups: str) -> Iterator[Run]:
+    """The same servers, which plan ahead."""
+    for run in runs(groups):
+        yield Run(f"{run.kind}, planned ahead", replace(run.server, async_scheduling=True), run.grouped)
 
 
 def both_sides(core: Mapping[str, Any], run: Run, planted: str | None = None) -> Steps:
     """Our scheduler, with a mistake if one is *planted*, beside vLLM's own."""
     server = run.server
     if server.async_scheduling:
-        ahead = OurAsyncScheduler(server, *((PLANTED_AHEAD[planted],) if planted else ()))
-        return AsyncSteps(ahead, VllmOwnAsyncScheduler(core, server))
+        ahead = PLANTED_AHEAD[planted] if planted else AsyncVllmScheduler
+        return AsyncSteps(OurAsyncScheduler(server, ahead, grouped=run.grouped), VllmOwnAsyncScheduler(core, server))
     scheduler = PLANTED_STEPS[planted] if planted else VllmScheduler
     return Steps(OurScheduler(server, scheduler, grouped=run.grouped), VllmOwnScheduler(core, server))
 
@@ -157,11 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mistakes = sorted({*PLANTED_STEPS, *PLANTED_AHEAD})
     parser.add_argument("--planted", choices=mistakes, help="a mistake to make on purpose; some with --async only")
     chosen = parser.parse_args(arguments)
-    if chosen.ahead and chosen.groups not in ("full", "all"):
-        parser.error(f"--async is for one full-attention group, not --groups {chosen.groups}")
     if chosen.planted and chosen.planted not in (PLANTED_AHEAD if chosen.ahead else PLANTED_STEPS):
         parser.error(f"--planted {chosen.planted} goes {'without' if chosen.ahead else 'with'} --async only")
-    chosen_runs = list(async_runs() if chosen.ahead else runs(chosen.groups))
+    chosen_runs = list((async_runs if chosen.ahead else runs)(chosen.groups))
     each = -(-chosen.steps // len(chosen_runs))
     counts: dict[str, Counter[str]] = {}
     differ = 0

@@ -29,6 +29,11 @@ class Server:
     enable_chunked_prefill: bool = True
     async_scheduling: bool = False
 
+    @property
+    def in_flight_tokens(self) -> int:
+        """Most tokens that are scheduled and not yet settled, by which groups with windows are bounded."""
+        return self.pool.max_num_batched_tokens * (2 if self.async_scheduling else 1)
+
     def __str__(self) -> str:
         told = (
             f"{self.scheduling_policy}, {self.max_num_seqs} at once, {self.pool.max_num_batched_tokens} tokens a step"

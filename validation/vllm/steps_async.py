@@ -26,20 +26,22 @@ UNDER_WAY = 2
 
 
 class OurAsyncScheduler(OurScheduler):
-    """``AsyncVllmScheduler``, or a class that makes a mistake on purpose, over the policy of one group."""
+    """``AsyncVllmScheduler``, or a class that makes a mistake on purpose, over either policy."""
 
-    def __init__(self, server: Server, scheduler: type[AsyncVllmScheduler] = AsyncVllmScheduler) -> None:
-        super().__init__(server, scheduler, grouped=False)
+    def __init__(
+        self, server: Server, scheduler: type[AsyncVllmScheduler] = AsyncVllmScheduler, *, grouped: bool = False
+    ) -> None:
+        super().__init__(server, scheduler, grouped=grouped)
         self.under_way: deque[Plan] = deque()
 
     def schedule(self) -> Scheduled:
         """The plan behind the last one that has something in it."""
         assert isinstance(self.scheduler, AsyncVllmScheduler)
+        self.memory.end_step()
         if self.under_way:
             plan = self.scheduler.schedule_ahead(self.under_way[-1], 1, self.kv, now_ns=1 << 62)
         else:
             plan = self.scheduler.schedule(self.kv)
-        self.memory.end_step()
         if plan.everyone():
             self.under_way.append(plan)
         return self.told(plan)

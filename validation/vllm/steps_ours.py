@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hbmtwin.allocators.paged import PagedPolicy
 from hbmtwin.allocators.paged_groups import PagedGroupsPolicy
@@ -22,7 +23,7 @@ class OurScheduler:
         self.kv: PagedPolicy | PagedGroupsPolicy
         self.memory: PolicySide
         if grouped:
-            self.kv = groups = groups_policy(pool)
+            self.kv = groups = groups_policy(replace(pool, max_num_batched_tokens=server.in_flight_tokens))
             self.memory = GroupsSide(groups)
         else:
             self.kv = paged = paged_policy(pool)

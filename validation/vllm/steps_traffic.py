@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hbmtwin.allocators.kv_groups import KVGroup
-from hbmtwin.validation.vllm.sides import Pool
 from hbmtwin.validation.vllm.steps import Server, Steps, StepsDiffer
 from hbmtwin.validation.vllm.traffic import cut, spans_tokens, token_ids
 from hbmtwin.workloads.records import Request, Span, merge_spans, output_stream
@@ -26,9 +25,9 @@ REMEMBERED = 12
 MOST_WAITING = 12
 
 
-def blocks_alone(pool: Pool, tokens: int) -> int:
+def blocks_alone(server: Server, tokens: int) -> int:
     """Blocks that a sequence of so many tokens needs at most when nothing else runs."""
-    return sum(_blocks_of(group, tokens, pool.max_num_batched_tokens) for group in pool.groups)
+    return sum(_blocks_of(group, tokens, server.in_flight_tokens) for group in server.pool.groups)
 
 
 def _blocks_of(group: KVGroup, tokens: int, chunk: int) -> int:
@@ -81,7 +80,7 @@ class Requests:
         self.names += 1
         session, spans = self.prompt()
         longest = pool.max_model_len
-        while blocks_alone(pool, longest) > pool.num_blocks - 1:
+        while blocks_alone(self.server, longest) > pool.num_blocks - 1:
             longest -= 1
         spans = tuple(cut(spans, longest - 1))
         prompt = spans_tokens(spans)

@@ -188,6 +188,6 @@ def _config(server: Server) -> SimpleNamespace:
         ec_transfer_config=None,
         speculative_config=None,
         num_speculative_tokens=0,
-        max_in_flight_tokens=pool.max_num_batched_tokens * (2 if server.async_scheduling else 1),
+        max_in_flight_tokens=server.in_flight_tokens,
         use_v2_model_runner=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 
 from hbmtwin import api
 from hbmtwin.api import Scenario, fit
+from hbmtwin.cli import main
 from hbmtwin.dashboard.app import jobs
 from hbmtwin.dashboard.app.validate_page import read_report
 
@@ -284,3 +286,35 @@ def test_a_profile_in_use_is_told_with_its_range() -> None:
 )
 def test_what_is_no_report_is_none(content: bytes) -> None:
     assert read_report(content) is None
+
+
+# -- the same numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SMALL,
+        ("kv_cache.preset=doubling",),
+        ("workload.preset=rag", "workload.num_prompts=30", "seed=7"),
+        ("model.name=qwen3-8b", "device.name=a100-80gb", "workload.users=6", "workload.num_prompts=40"),
+        ("scheduler.max_num_seqs=4", "workload.num_prompts=60", "slo.ttft_s=1.0", "slo.tpot_s=0.05"),
+    ],
+    ids=("small", "doubling", "rag", "users", "slo"),
+)
+def test_the_numbers_on_the_screen_are_those_of_the_command_line(
+    settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = run_it(page("what_if_page", settings=settings))
+    assert not app.exception
+    main(["run", *(word for setting in settings for word in ("--set", setting)), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    metrics = {metric.label: metric.value for metric in app.metric}
+    assert metrics["Completed"] == f"{told['requests_completed']:,}"
+    assert metrics["Peak reserved (GiB)"] == f"{told['peak_reserved_bytes'] / 2**30:.2f}"
+    assert metrics["TTFT p99 (s)"] == f"{told['ttft_s']['p99']:,.2f}"
+    assert metrics["TPOT p99 (ms)"] == f"{told['tpot_s']['p99'] * 1e3:,.2f}"
+    assert metrics["Preemptions"] == f"{told['preemptions']:,}"
+    table = app.dataframe[-1].value
+    for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s"):
+        assert dict(zip(table[""], table[name], strict=True)) == told[name]
