@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -25,8 +24,8 @@ class Left:
 
 
 @pytest.fixture
-def left() -> Iterator[Left]:
-    yield Left()
+def left() -> Left:
+    return Left()
 
 
 def test_a_session_that_is_gone_leaves_its_tasks_once(left: Left) -> None:

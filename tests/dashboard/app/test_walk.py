@@ -215,11 +215,12 @@ class Screen:
             self.page.mouse.down()
             self.page.mouse.move(box["x"] + end * box["width"], y, steps=8)
             self.page.mouse.up()
+            told = self.page.get_by_test_id("stCaptionContainer").filter(has_text=said).first
             try:
-                self.expect(self.page.get_by_test_id("stCaptionContainer").first).to_have_text(said, timeout=5000)
+                self.expect(told).to_be_visible(timeout=5000)
             except AssertionError:
                 continue
-            found = said.search(self.page.get_by_test_id("stCaptionContainer").first.inner_text())
+            found = said.search(told.inner_text())
             assert found is not None
             return float(found[1]), float(found[2])
         raise AssertionError("a drag selects nothing")
