@@ -128,7 +128,13 @@ def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, l
             col=column,
         )
         figure.update_xaxes(title_text=x, type="category", row=row, col=column)
-        figure.update_yaxes(title_text=short_key(y) if column == 1 else None, type="category", row=row, col=column)
+        figure.update_yaxes(type="category", row=row, col=column)
+        if column == 1:
+            figure.update_yaxes(title_text=short_key(y), row=row, col=column)
+        else:
+            figure.update_yaxes(
+                showticklabels=False, row=row, col=column
+            )  # those of the first, and a scale stands there
     style(figure, 300 + 2 * max(140, 26 * len(axes[y])))
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False)
