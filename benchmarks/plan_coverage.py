@@ -72,12 +72,12 @@ def trial(number: int) -> Trial:
     return Trial(ends[0], ends[1], plan.runs, time.perf_counter() - begin)
 
 
-def share_held(users: int, seeds: int) -> float:
-    """The share of the reference's runs that hold at so many users."""
+def held_of(users: int, seeds: range) -> int:
+    """How many of the reference's runs with those seeds hold at so many users."""
     server = scenario(0)
     target = target_of(server, "users")
-    loads = Loads(server, target, Promise(margin=QUESTION.margin, max_preemptions=None), CapacityRuns(jobs=1))
-    return loads.held(target.values.index(users), range(seeds)) / seeds
+    loads = Loads(server, target, Promise(margin=QUESTION.margin), CapacityRuns(jobs=1))
+    return loads.held(target.values.index(users), seeds)
 
 
 def main() -> None:
@@ -87,28 +87,30 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=-1)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
-    seeds = TIMES * rule_of(QUESTION).looks[-1]
     begin = time.perf_counter()
-    parallel = Parallel(n_jobs=options.jobs)
-    shares = dict(zip(NEAR, parallel(delayed(share_held)(users, seeds) for users in NEAR), strict=True))
+    parallel = Parallel(n_jobs=options.jobs, return_as="generator", batch_size=1)
+    trials = []
+    for number, t in enumerate(parallel(delayed(trial)(number) for number in range(options.sets))):
+        print(f"{number:3d}: [{t.answer}, {t.first_failing})  {t.runs} runs, {t.wall_s:.1f} s", flush=True)
+        trials.append(t)
+    most = rule_of(QUESTION).looks[-1]
+    parts = [(users, range(part * most, (part + 1) * most)) for users in NEAR for part in range(TIMES)]
+    held = dict.fromkeys(NEAR, 0)
+    for (users, _), count in zip(parts, parallel(delayed(held_of)(*part) for part in parts), strict=True):
+        held[users] += count
+    shares = {users: count / (TIMES * most) for users, count in held.items()}
     reference = max(users for users, share in shares.items() if share >= QUESTION.survive)
     told = ", ".join(f"{users} {share:.3f}" for users, share in shares.items())
-    print(f"reference, {seeds} seeds a value: {told}")
-    print(f"the last at which {QUESTION.survive:g} hold: {reference} users ({time.perf_counter() - begin:.0f} s)")
-    trials: list[Trial] = parallel(delayed(trial)(number) for number in range(options.sets))
-    held = 0
-    for number, t in enumerate(trials):
-        inside = (t.answer or 0) <= reference < (t.first_failing or 10**9)
-        held += inside
-        missed = "" if inside else "   MISSED"
-        print(f"{number:3d}: [{t.answer}, {t.first_failing})  {t.runs} runs, {t.wall_s:.1f} s{missed}")
+    print(f"reference, {TIMES * most} seeds a value: {told}")
+    missed = [n for n, t in enumerate(trials) if not (t.answer or 0) <= reference < (t.first_failing or 10**9)]
     widths = [t.first_failing - t.answer for t in trials if t.answer is not None and t.first_failing is not None]
     print(
-        f"{held} of {options.sets} intervals hold it; mean width {sum(widths) / max(1, len(widths)):.1f} users, "
-        f"{sum(t.runs for t in trials) / len(trials):.0f} runs a set; {time.perf_counter() - begin:.0f} s in all"
+        f"{len(trials) - len(missed)} of {len(trials)} intervals hold its answer, {reference} users (not: {missed}); "
+        f"mean width {sum(widths) / max(1, len(widths)):.1f} users, {sum(t.runs for t in trials) / len(trials):.0f} runs "
+        f"a set; {time.perf_counter() - begin:.0f} s in all"
     )
     if options.json is not None:
-        figures = {"reference": reference, "shares": shares, "held": held, "trials": [t._asdict() for t in trials]}
+        figures = {"reference": reference, "shares": shares, "missed": missed, "trials": [t._asdict() for t in trials]}
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 

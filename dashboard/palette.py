@@ -55,6 +55,12 @@ PAPER = "#FFFFFF"
 HOLE = PAPER
 NOTE_PAPER = "rgba(255,255,255,0.85)"
 """Under words that stand on a picture."""
+LEAST, SLOWEST, MOST_SERVED = "#F3F1EC", "#5A2A00", "#08306B"
+"""Ends of the scales of heat maps: from the page's light to the other; what lies between is the same on both pages."""
+NO_NUMBER = "#DDDDDD"
+"""Of a heat map's cell that has none."""
+DID_NOT_START, PALE = "#444444", "#C8C8C8"
+"""What died before it began, and lines that stand behind others."""
 ALARM = "#B00020"
 INK = "#222222"
 ROOF = "#333333"
@@ -87,6 +93,12 @@ NIGHT: dict[str, str] = {
     POOL_TENSOR.colour: "#3F6785",
     ARRIVALS: "#93A1BD",
     PROMPTS: "#6BA7D6",
+    LEAST: "#23262E",
+    SLOWEST: "#FFE3B3",
+    MOST_SERVED: "#D6EEFF",
+    NO_NUMBER: "#4A505C",
+    DID_NOT_START: "#C9CED8",
+    PALE: "#565D6B",
     "#332288": "#9B8CFF",
     "#882255": "#D1588E",
     "#AA4499": "#C86AB8",

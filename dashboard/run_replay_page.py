@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 from hbmtwin import __version__
 from hbmtwin.dashboard.figures import GIB, inline, style
 from hbmtwin.dashboard.palette import ALARM
-from hbmtwin.dashboard.run_replay_steps import MEASURED, PREDICTED, SYMBOLS, steps_part
+from hbmtwin.dashboard.run_replay_steps import KIND_WORDS, MEASURED, PREDICTED, SYMBOLS, steps_part
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.validation.run_replay.errors import ErrorRow
 from hbmtwin.validation.run_replay.kernels import KernelReplay
@@ -44,11 +44,6 @@ STEP_KINDS = Phrase(
     "步（方块 prefill，菱形 prefill 加 decode，圆点 decode）",
 )
 TIME = Phrase("time (ms)", "时间（ms）")
-KINDS = {
-    "prefill": Phrase("prefill", "prefill"),
-    "mixed": Phrase("mixed", "prefill 加 decode"),
-    "decode": Phrase("decode", "decode"),
-}
 
 
 def write_run_replay(report: RunReplay, path: Path) -> None:
@@ -204,7 +199,7 @@ def attention_by_step(k: KernelReplay, lang: Lang = "en") -> go.Figure:
         (ATTENTION_PREDICTED, k.predicted_for, k.predicted_attention_ns, PREDICTED),
         (ATTENTION_MEASURED, k.measured_on, k.measured_ns, MEASURED),
     ]
-    kinds = [Said.of(KINDS[kind]).text(lang) for kind in k.kinds]
+    kinds = [Said.of(KIND_WORDS[kind]).text(lang) for kind in k.kinds]
     for label, on, values, colour in series:
         if values is None:
             continue

@@ -13,32 +13,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import style
-from hbmtwin.dashboard.palette import ALARM, HOLE, INK, policy_colours
-from hbmtwin.dashboard.sweep_words import LATENCIES, capacity_name, cause_text, point_name, short_key, value_text
+from hbmtwin.dashboard.log_axis import log_axis
+from hbmtwin.dashboard.palette import ALARM, HOLE, INK, LEAST, MOST_SERVED, NO_NUMBER, SLOWEST, policy_colours
+from hbmtwin.dashboard.sweep_words import LATENCIES, capacity_name, ends_text, point_name, short_key, value_text
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.sim.sweep.points import PointSummary, Spread, capacity_of, pareto
 
 HELD_SCALE = [(0.0, ALARM), (0.5, "#F0D9C0"), (0.999, "#B9D3E6"), (1.0, "#0072B2")]
 """All that held stand out from nearly all."""
-SCALE = [(0.0, "#F3F1EC"), (0.5, "#E69F00"), (1.0, "#5A2A00")]
-SERVED_SCALE = [(0.0, "#F3F1EC"), (0.5, "#56B4E9"), (1.0, "#08306B")]
+SCALE = [(0.0, LEAST), (0.5, "#E69F00"), (1.0, SLOWEST)]
+SERVED_SCALE = [(0.0, LEAST), (0.5, "#56B4E9"), (1.0, MOST_SERVED)]
 MOST_TEXTS = 120
 """Cells of a heat map that have their number written in."""
 MOST_FACETS = 6
 """Pairs of axes that are drawn where there are three or more."""
-NO_DATA = "#FFFFFF"
+
+BETWEEN = Phrase("{middle} ({low} to {high})", "{middle}（{low} 至 {high}）")
+IS = Phrase("{title}: {value}", "{title}：{value}")
+UNBEATEN = Phrase("nothing beats these", "Pareto 前沿")
+COMBINATIONS = Phrase("combinations", "组合")
+LATENCY = Phrase("{name} ({unit})", "{name}（{unit}）")
+AT = Phrase("%{{x:,.2f}} {unit}, %{{y:,.3g}}", "%{{x:,.2f}} {unit}，%{{y:,.3g}}")
 
 
 class Measure(NamedTuple):
     """What a panel shows of a point."""
 
-    title: str
+    title: Phrase
     column: str
     factor: float
     digits: int
@@ -46,10 +53,10 @@ class Measure(NamedTuple):
 
 
 MEASURES = (
-    Measure("Share of the seeds that held (%)", "survival", 100, 0, False),
-    Measure("Requests served per second", "requests_per_s", 1, 2, False),
-    Measure("TTFT p99 (s)", "ttft_p99_s", 1, 1, True),
-    Measure("TPOT p99 (ms)", "tpot_p99_s", 1000, 0, True),
+    Measure(Phrase("Share of the seeds that held (%)", "跑完全程的种子比例（%）"), "survival", 100, 0, False),
+    Measure(Phrase("Requests served per second", "每秒完成请求数"), "requests_per_s", 1, 2, False),
+    Measure(Phrase("TTFT p99 (s)", "TTFT p99（s）"), "ttft_p99_s", 1, 1, True),
+    Measure(Phrase("TPOT p99 (ms)", "TPOT p99（ms）"), "tpot_p99_s", 1000, 0, True),
 )
 
 
@@ -76,7 +83,7 @@ def spread_of(point: PointSummary, measure: Measure) -> Spread | None:
     return None if found is None else Spread(*(value * measure.factor for value in found))
 
 
-def heat_maps(points: Sequence[PointSummary]) -> dict[str, go.Figure]:
+def heat_maps(points: Sequence[PointSummary], lang: Lang = "en") -> dict[str, go.Figure]:
     """The four measures over two axes, a figure for each combination of the others, by its name. O(points)."""
     axes = axes_of(points)
     x = across(axes)
@@ -87,23 +94,23 @@ def heat_maps(points: Sequence[PointSummary]) -> dict[str, go.Figure]:
     for values in list(product(*(axes[key] for key in outer)))[:MOST_FACETS]:
         fixed = dict(zip(outer, values, strict=True))
         own = [point for point in points if all(point.settings[key] == value for key, value in fixed.items())]
-        figures[point_name(fixed)] = _four_maps(own, x, y, axes)
+        figures[point_name(fixed, lang)] = _four_maps(own, x, y, axes, lang)
     return figures
 
 
-def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, list[Any]]) -> go.Figure:
+def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, list[Any]], lang: Lang) -> go.Figure:
     names = {key: [value_text(key, value) for value in axes[key]] for key in (x, y)}
     at = {(point.settings[y], point.settings[x]): point for point in points}
     figure = make_subplots(
         rows=2,
         cols=2,
-        subplot_titles=[measure.title for measure in MEASURES],
+        subplot_titles=[Said.of(measure.title).text(lang) for measure in MEASURES],
         horizontal_spacing=0.14,
         vertical_spacing=0.2,
     )
     for place, measure in enumerate(MEASURES):
         spreads = [[_at(at, (b, a), measure) for a in axes[x]] for b in axes[y]]
-        hover = [[_hover(at.get((b, a)), measure) for a in axes[x]] for b in axes[y]]
+        hover = [[_hover(at.get((b, a)), measure, lang) for a in axes[x]] for b in axes[y]]
         column, row = place % 2 + 1, place // 2 + 1
         figure.add_heatmap(
             x=names[x],
@@ -128,17 +135,13 @@ def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, l
             col=column,
         )
         figure.update_xaxes(title_text=x, type="category", row=row, col=column)
-        figure.update_yaxes(type="category", row=row, col=column)
-        if column == 1:
-            figure.update_yaxes(title_text=short_key(y), row=row, col=column)
-        else:
-            figure.update_yaxes(
-                showticklabels=False, row=row, col=column
-            )  # those of the first, and a scale stands there
+        figure.update_yaxes(type="category", showticklabels=column == 1, row=row, col=column)
+        if column == 1:  # those on the right are the same, and their place is the colour bar's
+            figure.update_yaxes(title={"text": short_key(y), "standoff": 8}, automargin=True, row=row, col=column)
     style(figure, 300 + 2 * max(140, 26 * len(axes[y])))
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False)
-    figure.update_layout(margin={"l": 110}, plot_bgcolor="#DDDDDD")
+    figure.update_layout(margin={"b": 70}, plot_bgcolor=NO_NUMBER)
     return figure
 
 
@@ -160,21 +163,21 @@ def _colours(measure: Measure, spreads: Sequence[Sequence[Spread | None]]) -> di
     return {"colorscale": SCALE if measure.log else SERVED_SCALE, "zmin": 0, "zmax": top or 1.0}
 
 
-def _hover(point: PointSummary | None, measure: Measure) -> str:
+def _hover(point: PointSummary | None, measure: Measure, lang: Lang) -> str:
     if point is None:
         return ""
-    ends = ", ".join(f"{count:,} {cause_text(end)}" for end, count in point.outcomes.items())
-    spread = spread_of(point, measure)
-    value = "" if spread is None else f"<br>{measure.title}: {_range(spread, measure)}"
-    return f"{point_name(point.settings)}<br>{ends}{value}"
+    lines = [point_name(point.settings, lang), ends_text(point.outcomes, lang)]
+    if (spread := spread_of(point, measure)) is not None:
+        lines.append(Said.of(IS, title=Said.of(measure.title), value=_range(spread, measure)).text(lang))
+    return "<br>".join(lines)
 
 
-def _range(spread: Spread, measure: Measure) -> str:
-    digits = measure.digits
-    return f"{spread.median:,.{digits}f} ({spread.low:,.{digits}f} to {spread.high:,.{digits}f})"
+def _range(spread: Spread, measure: Measure) -> Said:
+    middle, low, high = (f"{value:,.{measure.digits}f}" for value in spread)
+    return Said.of(BETWEEN, middle=middle, low=low, high=high)
 
 
-def curves(points: Sequence[PointSummary]) -> go.Figure:
+def curves(points: Sequence[PointSummary], lang: Lang = "en") -> go.Figure:
     """The four measures over one axis, a line for each combination of the others, with bands of 95 %. O(points)."""
     axes = axes_of(points)
     x = across(axes)
@@ -186,7 +189,7 @@ def curves(points: Sequence[PointSummary]) -> go.Figure:
     figure = make_subplots(
         rows=2,
         cols=2,
-        subplot_titles=[measure.title for measure in MEASURES],
+        subplot_titles=[Said.of(measure.title).text(lang) for measure in MEASURES],
         horizontal_spacing=0.1,
         vertical_spacing=0.18,
     )
@@ -212,7 +215,7 @@ def curves(points: Sequence[PointSummary]) -> go.Figure:
                 name=name,
                 legendgroup=name,
                 showlegend=place == 0 and bool(others),
-                customdata=[_hover(p, measure) for p, _ in found],
+                customdata=[_hover(p, measure, lang) for p, _ in found],
                 hovertemplate="%{customdata}<extra></extra>",
                 **where,
             )
@@ -225,21 +228,6 @@ def curves(points: Sequence[PointSummary]) -> go.Figure:
     figure.update_yaxes(range=[-4, 104], row=1, col=1)
     figure.update_layout(legend={"orientation": "h", "y": -0.12})
     return figure
-
-
-def log_axis(values: Iterable[float]) -> dict[str, Any]:
-    """A logarithmic axis that holds all values above 0, with ticks at 1, 2 and 5 of each decade, or at each digit."""
-    above = [value for value in values if value > 0]
-    low, high = (log10(min(above)), log10(max(above))) if above else (0.0, 1.0)
-    digits = (1, 2, 5) if high - low > 0.8 else range(1, 10)
-    ticks = [digit * 10.0**decade for decade in range(floor(low) - 1, ceil(high) + 1) for digit in digits]
-    margin = max(0.05, 0.06 * (high - low))
-    return {
-        "type": "log",
-        "range": [low - margin, high + margin],
-        "tickvals": ticks,
-        "ticktext": [f"{tick:,g}" if tick < 1 else f"{tick:,.0f}" for tick in ticks],
-    }
 
 
 def _above(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
@@ -261,7 +249,7 @@ def _band(xs: Sequence[Any], low: Sequence[float], high: Sequence[float], name: 
     )
 
 
-def pareto_figure(points: Sequence[PointSummary]) -> go.Figure:
+def pareto_figure(points: Sequence[PointSummary], lang: Lang = "en") -> go.Figure:
     """What is served against TTFT and against TPOT: every point of which a seed held, and those that nothing beats.
 
     A point is full where all seeds held, hollow where some did not; only full ones can be on the front. O(n log n).
@@ -273,7 +261,7 @@ def pareto_figure(points: Sequence[PointSummary]) -> go.Figure:
         name = ", ".join(value_text(key, point.settings[key]) for key in apart)
         series.setdefault(name, []).append(point)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1, shared_yaxes=True)
-    for column, (latency, title) in enumerate(LATENCIES.items(), start=1):
+    for column, (latency, name_of_latency) in enumerate(LATENCIES.items(), start=1):
         front = pareto(points, latency)
         factor, unit = (1000, "ms") if latency.startswith("tpot") else (1, "s")
         figure.add_scatter(
@@ -281,7 +269,7 @@ def pareto_figure(points: Sequence[PointSummary]) -> go.Figure:
             y=[capacity_of(p) for p in front],
             mode="lines",
             line={"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
-            name="nothing beats these",
+            name=Said.of(UNBEATEN).text(lang),
             legendgroup="front",
             showlegend=column == 1,
             hoverinfo="skip",
@@ -299,17 +287,18 @@ def pareto_figure(points: Sequence[PointSummary]) -> go.Figure:
                     "color": [colour if p.held == p.runs else HOLE for p in shown],
                     "line": {"color": colour, "width": 1.5},
                 },
-                name=name or "combinations",
+                name=name or Said.of(COMBINATIONS).text(lang),
                 legendgroup=name,
                 showlegend=column == 1 and bool(shown),
-                customdata=[_hover(p, MEASURES[0]) for p in shown],
-                hovertemplate="%{customdata}<br>%{x:,.2f} " + unit + ", %{y:,.3g}<extra></extra>",
+                customdata=[_hover(p, MEASURES[0], lang) for p in shown],
+                hovertemplate=f"%{{customdata}}<br>{Said.of(AT, unit=unit).text(lang)}<extra></extra>",
                 row=1,
                 col=column,
             )
         times = [p.measured[latency].median * factor for p in points if latency in p.measured]
-        figure.update_xaxes(title_text=f"{title} ({unit})", **log_axis(times), row=1, col=column)
+        title = Said.of(LATENCY, name=name_of_latency, unit=unit).text(lang)
+        figure.update_xaxes(title_text=title, **log_axis(times), row=1, col=column)
     style(figure, 460)
-    figure.update_yaxes(title_text=capacity_name(points), rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text=capacity_name(points, lang), rangemode="tozero", row=1, col=1)
     figure.update_layout(legend={"orientation": "h", "y": -0.2})
     return figure

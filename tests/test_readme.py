@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hbmtwin import Scenario
 from hbmtwin.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,8 +42,11 @@ def test_every_hbmtwin_command_runs_as_written(
     monkeypatch.chdir(tmp_path)
     ours = [hbmtwin_arguments(command) for command in COMMANDS if "hbmtwin" in command]
     verbs = [words[0] for words in ours]
-    assert verbs == ["compare", "fit", "init", "catalog", "run", "compare", "compare", "run", "run", "run"]
+    assert verbs == ["compare", "fit", "plan", "init", "catalog", "run", "compare", "compare", "run", "run", "run"]
     for words in ours:
+        if words[0] == "plan":  # minutes: tests/cli/test_plan_verb.py runs a smaller one
+            assert Scenario.load(ROOT / words[1]).workload.users
+            continue
         smaller = SMALL if words[0] in ("compare", "run") else []
         assert main([*words, *smaller]) == 0, capsys.readouterr().err
     assert (tmp_path / "hbmtwin-compare" / "report.html").is_file()

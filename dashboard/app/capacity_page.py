@@ -104,19 +104,19 @@ def _sweeps(settings: list[str], usable: bool) -> None:
     if not points:
         st.info(text(NONE))
         return
-    st.success(as_text(headline(points, one.told)))
+    st.success(as_text(headline(points, one.told, lang())))
     if len(axes_of(points)) > 1:
         st.subheader(text(MAPS))
-        for place, (name, figure) in enumerate(heat_maps(points).items()):
+        for place, (name, figure) in enumerate(heat_maps(points, lang()).items()):
             if name:
                 st.markdown(f"**{as_text(name)}**")
             draw(figure, key=f"map{place}")
     st.subheader(text(CURVES))
-    draw(curves(points), key="curves")
+    draw(curves(points, lang()), key="curves")
     st.subheader(text(PARETO))
-    draw(pareto_figure(points), key="pareto")
+    draw(pareto_figure(points, lang()), key="pareto")
     st.subheader(text(TABLE))
-    header, rows = summary_rows(points)
+    header, rows = summary_rows(points, lang())
     st.dataframe(pd.DataFrame(rows, columns=header), hide_index=True)
 
 
@@ -186,8 +186,8 @@ def _plans(settings: list[str], usable: bool) -> None:
         return
     for name, plan in one.told["plans"].items():
         st.markdown(f"#### {as_text(name or 'scenario')}")
-        (st.error if plan["answer"] is None else st.success)(as_text(plan["verdict"]))
-        for heading, sentence in plan["sentences"]:
+        (st.error if plan["answer"] is None else st.success)(as_text(plan["verdict"][lang()]))
+        for heading, sentence in plan["sentences"][lang()]:
             st.markdown(f"- **{as_text(heading)}**: {as_text(sentence)}")
     for name, why in one.told["left_out"].items():
         st.caption(as_text(text(LEFT_OUT, name=name, why=why)))

@@ -15,6 +15,7 @@ from hbmtwin.dashboard.app.free_sizes_figure import free_pieces, free_sizes
 from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.verdict import bytes_text, oom_in_words
+from hbmtwin.sim.capacity.plan_phrases import cause_name, change_name
 from hbmtwin.sim.phrases import Phrase
 
 TITLE = Phrase("Memory map", "显存地图")
@@ -152,10 +153,9 @@ def _cures(result: Result, key: str) -> None:
             st.session_state.setdefault("cures", {})[key] = task.outcome["rows"]
             st.rerun()
         return
-    st.dataframe(
-        pd.DataFrame({text(CHANGE): [row["change"] for row in rows], text(OUTCOME): [_outcome(row) for row in rows]}),
-        hide_index=True,
-    )
+    changes = [change_name(row["change"], lang()) for row in rows]
+    table = pd.DataFrame({text(CHANGE): changes, text(OUTCOME): [_outcome(row) for row in rows]})
+    st.dataframe(table, hide_index=True)
 
 
 def _outcome(row: dict[str, Any]) -> str:
@@ -163,4 +163,8 @@ def _outcome(row: dict[str, Any]) -> str:
         return text(HOLDS)
     if row["cause"] == "does_not_fit":
         return text(NO_START)
-    return text(SHORT) if row["died_at_s"] is None else text(DIES, at=row["died_at_s"], cause=row["cause"])
+    return text(SHORT) if row["died_at_s"] is None else text(DIES, at=row["died_at_s"], cause=_cause(row))
+
+
+def _cause(row: dict[str, Any]) -> str:
+    return cause_name(row["cause"], lang())

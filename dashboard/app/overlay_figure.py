@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from hbmtwin.dashboard.figures import style
+from hbmtwin.dashboard.log_axis import log_axis
 from hbmtwin.dashboard.run_replay_page import LABELS
 from hbmtwin.dashboard.run_replay_steps import MEASURED, PREDICTED
 from hbmtwin.sim.phrases import Lang, Phrase, Said
@@ -79,6 +80,7 @@ def times_overlay(part: Mapping[str, Any], lang: Lang) -> go.Figure:
         )
     style(figure, 440)
     figure.update_xaxes(title_text=Said.of(STEP).text(lang))
-    figure.update_yaxes(title_text=Said.of(TIME).text(lang), type="log", dtick=1)
+    shown = [float(value) for trace in figure.data for value in trace.y]
+    figure.update_yaxes(title_text=Said.of(TIME).text(lang), **log_axis(shown))
     figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure

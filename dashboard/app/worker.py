@@ -27,9 +27,8 @@ from typing import IO, Any
 
 from hbmtwin import api
 from hbmtwin.api import Progress, Result, RunStore, Scenario, parse_load, run_each, scenario_key
-from hbmtwin.sim.capacity.oom_point_tables import write_file
 from hbmtwin.sim.capacity.oom_point_tables import write_tables as write_oom_point
-from hbmtwin.sim.capacity.plan_words import sentences, verdict
+from hbmtwin.sim.capacity.plan_file import write_plans
 from hbmtwin.sim.sweep.grid import parse_grid
 from hbmtwin.sim.sweep.run_row import Row
 from hbmtwin.sim.sweep.sweep import about_sweep, points_of, sweep_table, write_tables
@@ -190,12 +189,7 @@ def plan(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     with RunStore(Path(job["out"])) as store:
         runs = api.CapacityRuns(jobs=-1, store=store, landed=lambda count: tell({"runs": count}))
         plans = api.plan_each(scenarios, question, runs, left_out=left_out.__setitem__)
-    told = {
-        name: {**one.to_dict(), "verdict": verdict(one), "sentences": list(sentences(one))}
-        for name, one in plans.items()
-    }
-    written = json.dumps({"plans": told, "left_out": left_out}, indent=2, ensure_ascii=False, allow_nan=False)
-    write_file(Path(job["out"]) / "plan.json", written.encode())
+    write_plans(plans, left_out, Path(job["out"]))
     return {}
 
 

@@ -67,7 +67,8 @@ def plan(
     ] = False,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory that keeps each run as it ends; the same command goes on from there.")
+        Path | None,
+        typer.Option(help="Directory for plan.json and each run as it ends; a killed plan goes on there."),
     ] = None,
     seed: Seed = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Runs at once; -1: one a core.")] = -1,
@@ -76,6 +77,7 @@ def plan(
     """Find the largest load that holds, or the smallest server: the answer, its margin, and what it leans on."""
     from hbmtwin.api import CapacityRuns, check_question, plan_each, question_of
     from hbmtwin.cli.plan_screen import print_plans
+    from hbmtwin.sim.capacity.plan_file import write_plans
 
     if jobs == 0 or jobs < -1:
         raise UsageError(f"--jobs: 1 or more, or -1 for one a core, not {jobs}")
@@ -91,9 +93,17 @@ def plan(
     )
     check_question(question)
     scenarios = _scenarios(scenario, policies, variants, overrides, seed)
+    refused: dict[str, str] = {}
+
+    def left_out(name: str, reason: str) -> None:
+        refused[name] = reason
+        _tell_left_out(name, reason)
+
     with _opened(out) as store, _told(question, len(scenarios)) as landed:
         runs = CapacityRuns(jobs=jobs, store=store, landed=landed)
-        plans = plan_each(scenarios, question, runs, left_out=_tell_left_out)
+        plans = plan_each(scenarios, question, runs, left_out=left_out)
+        if out is not None:
+            write_plans(plans, refused, out)
     if json_:
         print(json_text({"plans": {name or "scenario": found.to_dict() for name, found in plans.items()}}))
     else:

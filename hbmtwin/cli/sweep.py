@@ -121,6 +121,7 @@ def sweep(
                 address=address,
                 store=store,
                 landed=landed,
+                remark=lambda text: print(f"note: {text}", file=sys.stderr),
             ):
                 rows[str(row["key"])] = row
         table = sweep_table(points, drawn, rows)

@@ -26,6 +26,7 @@ from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim import catalog
 from hbmtwin.sim.calibration import profile_of
 from hbmtwin.sim.capacity.plan_targets import with_keys
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.server_plan import ServerPlan
 
@@ -34,29 +35,35 @@ BUDGET = {"activations": "activation_bytes", "non-torch": "non_torch_bytes", "gr
 ALLREDUCE_SPREAD = 0.5
 """Of a time that was inferred from the remainder of a step: the catalog's words give about as much either way."""
 WORDS = {
-    "memory_bandwidth_bytes_per_s": "the device's memory bandwidth",
-    "peak_flops_per_s": "the device's peak FLOPs",
-    "weight_bandwidth_efficiency": "the share of the bandwidth with which weights are read",
-    "kv_bandwidth_efficiency": "the share of the bandwidth with which KV is read",
-    "prefill_flops_efficiency": "the share of the peak FLOPs that prefill reaches",
-    "attention_flops_efficiency": "the share of the peak FLOPs that attention reaches in prefill",
-    "attention_launch_ns": "the fixed time of an attention call",
-    "layer_overhead_ns": "the time of a layer's small operators",
-    "step_overhead_ns": "the fixed time of a step",
-    "host_step_ns": "the host's time of a decode step",
-    "host_layer_ns": "the host's time of a layer in a step that prefills",
-    "driver_call_ns": "the time of a driver call",
-    "sync_ns": "the time of a synchronisation",
-    "host_bandwidth_bytes_per_s": "the bandwidth to the host",
-    "link_bandwidth_bytes_per_s": "the bandwidth between devices",
-    "send_ns": "the time of a message between stages",
-    "send_bandwidth_bytes_per_s": "the bandwidth between stages",
-    "context_bytes": "what the device's context holds",
-    "memory_bytes": "the memory that the device reports",
-    "allreduce_ns": "the time of a small all-reduce",
-    "activation_bytes": "the activation peak",
-    "non_torch_bytes": "what libraries hold outside torch",
-    "graph_bytes": "the memory of captured graphs",
+    "memory_bandwidth_bytes_per_s": Phrase("the device's memory bandwidth", "设备的显存带宽"),
+    "peak_flops_per_s": Phrase("the device's peak FLOPs", "设备的峰值算力"),
+    "weight_bandwidth_efficiency": Phrase(
+        "the share of the bandwidth with which weights are read", "读取权重达到的带宽比例"
+    ),
+    "kv_bandwidth_efficiency": Phrase("the share of the bandwidth with which KV is read", "读取 KV 达到的带宽比例"),
+    "prefill_flops_efficiency": Phrase(
+        "the share of the peak FLOPs that prefill reaches", "prefill 达到的峰值算力比例"
+    ),
+    "attention_flops_efficiency": Phrase(
+        "the share of the peak FLOPs that attention reaches in prefill", "prefill 中 attention 达到的峰值算力比例"
+    ),
+    "attention_launch_ns": Phrase("the fixed time of an attention call", "单次 attention 调用的固定时间"),
+    "layer_overhead_ns": Phrase("the time of a layer's small operators", "每层小算子的时间"),
+    "step_overhead_ns": Phrase("the fixed time of a step", "每步的固定时间"),
+    "host_step_ns": Phrase("the host's time of a decode step", "主机侧每个 decode 步的时间"),
+    "host_layer_ns": Phrase("the host's time of a layer in a step that prefills", "含 prefill 的步中主机侧每层的时间"),
+    "driver_call_ns": Phrase("the time of a driver call", "一次驱动调用的时间"),
+    "sync_ns": Phrase("the time of a synchronisation", "一次同步的时间"),
+    "host_bandwidth_bytes_per_s": Phrase("the bandwidth to the host", "到主机的带宽"),
+    "link_bandwidth_bytes_per_s": Phrase("the bandwidth between devices", "设备之间的带宽"),
+    "send_ns": Phrase("the time of a message between stages", "流水级之间一次消息的时间"),
+    "send_bandwidth_bytes_per_s": Phrase("the bandwidth between stages", "流水级之间的带宽"),
+    "context_bytes": Phrase("what the device's context holds", "设备的运行时上下文"),
+    "memory_bytes": Phrase("the memory that the device reports", "设备报告的显存"),
+    "allreduce_ns": Phrase("the time of a small all-reduce", "一次小 AllReduce 的时间"),
+    "activation_bytes": Phrase("the activation peak", "激活峰值"),
+    "non_torch_bytes": Phrase("what libraries hold outside torch", "非 torch 显存"),
+    "graph_bytes": Phrase("the memory of captured graphs", "图捕获占用的显存"),
 }
 
 
@@ -77,10 +84,10 @@ class Assumption:
     basis: str
     """``default: <source>`` or ``calibrated: ...``."""
 
-    @property
-    def words(self) -> str:
+    def words(self, lang: Lang = "en") -> str:
         """What it is, in words."""
-        return WORDS.get(self.name, self.name.removesuffix("_ns").replace("_", " "))
+        known = WORDS.get(self.name)
+        return self.name.removesuffix("_ns").replace("_", " ") if known is None else Said.of(known).text(lang)
 
     @property
     def calibrated(self) -> bool:

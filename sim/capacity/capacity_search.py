@@ -13,7 +13,7 @@ is used to choose the place where it then counts as evidence. At most :data:`MOS
 that part of the error: both ends of the interval are then right at once, whatever the loads between do.
 
 That more load is never better is not assumed: loads of which one, by its bounds, holds less often than a harder one are
-told, and if that load lies below the answer and does not hold often enough, only what lies below it is answered.
+told. One that lies below the answer is counted like the others, and if it fails, only what lies below it is answered.
 """
 
 from __future__ import annotations
@@ -70,8 +70,6 @@ class Found:
     out_of_order: tuple[OutOfOrder, ...]
     gave_up: bool
     """Whether loads between were left uncounted because as many as may be were counted."""
-    limit: int
-    """Loads that were looked at: all, or those below one that is out of order."""
 
 
 @dataclass(slots=True)
@@ -90,18 +88,19 @@ class CapacitySearch:
 
     def run(self) -> Found:
         """Search. About (2 log2(count) + 7) x scouts runs, and what the rule takes at each load that is counted."""
-        limit = self.count
-        found_bad: list[OutOfOrder] = []
+        start = max(0, self.scout(self.count))
         while True:
-            gave_up = self._count(limit, max(0, self.scout(limit)))
-            yes, no = self._ends(limit)
-            self._check(limit, yes, no)
+            gave_up = self._count(start)
+            yes, no = self._ends()
+            self._check(yes, no)
             bad = out_of_order({**self.scouted, **self.counted}, self.rule.survive)
-            found_bad += [pair for pair in bad if pair not in found_bad and pair.easier < limit]
-            harmful = [p.easier for p in bad if yes is not None and p.easier < yes and self._refuted(p.easier)]
-            if not harmful:
-                return Found(yes, no, self.scouted, self.counted, tuple(found_bad), gave_up, limit)
-            limit = min(harmful)
+            doubtful = [p.easier for p in bad if yes is not None and p.easier < yes and p.easier not in self.counted]
+            if doubtful and not gave_up:
+                start = min(doubtful)  # counted as all others: the check was right, or it was chance
+                continue
+            if doubtful:
+                yes = max((y for y, c in self.counted.items() if c.decided and y < min(doubtful)), default=None)
+            return Found(yes, no, self.scouted, self.counted, bad, gave_up)
 
     def scout(self, limit: int) -> int:
         """The last load below *limit* at which no more scouts fail than may; -1 if there is none."""
@@ -133,7 +132,7 @@ class CapacitySearch:
             self.scouted[load] = Count(sum(not held[run] for run in runs), self.scouts)
         return self.scouted[load]
 
-    def _count(self, limit: int, start: int) -> bool:
+    def _count(self, start: int) -> bool:
         """Count loads from *start* on until nothing is open between yes and no. Return whether it gave up."""
         step, load = 1, start
         while True:
@@ -141,7 +140,7 @@ class CapacitySearch:
                 if len(self.counted) >= self.most_counted:
                     return True
                 self.counted[load] = self._decide(load)
-            following = self._next(limit, step)
+            following = self._next(step)
             if following is None:
                 return False
             load, step = following, step * 2
@@ -157,38 +156,36 @@ class CapacitySearch:
                 return Count(failures, trials, decided)
         return Count(failures, trials)
 
-    def _next(self, limit: int, step: int) -> int | None:
+    def _next(self, step: int) -> int | None:
         """What is counted next: outwards until a yes and a no are there, then the middle of what is open."""
-        yes, no = self._ends(limit)
-        inside = sorted(load for load in self.counted if load < limit)
-        first, last = (inside[0], inside[-1]) if inside else (limit, -1)
+        yes, no = self._ends()
+        first = min(load for load in self.counted)
+        last = max(load for load in self.counted)
         if yes is None and first > 0:
-            return max(0, min(first, limit) - step)
-        if no is None and last < limit - 1:
-            return min(limit - 1, last + step)
-        low, high = -1 if yes is None else yes, limit if no is None else no
-        marks = [low, *(load for load in inside if low < load < high), high]
+            return max(0, first - step)
+        if no is None and last < self.count - 1:
+            return min(self.count - 1, last + step)
+        low, high = -1 if yes is None else yes, self.count if no is None else no
+        marks = [low, *(load for load in sorted(self.counted) if low < load < high), high]
         for below, above in ((marks[0], marks[1]), (marks[-2], marks[-1])):
             if above - below > 1:
                 return (below + above) // 2
         return None
 
-    def _ends(self, limit: int) -> tuple[int | None, int | None]:
+    def _ends(self) -> tuple[int | None, int | None]:
         """The last yes below the first no, and that no."""
-        inside = {load: count for load, count in self.counted.items() if load < limit}
-        no = min((load for load, count in inside.items() if count.decided is False), default=None)
-        yes = max((load for load, c in inside.items() if c.decided and (no is None or load < no)), default=None)
+        no = min((load for load, count in self.counted.items() if count.decided is False), default=None)
+        yes = max(
+            (load for load, count in self.counted.items() if count.decided and (no is None or load < no)), default=None
+        )
         return yes, no
 
-    def _check(self, limit: int, yes: int | None, no: int | None) -> None:
+    def _check(self, yes: int | None, no: int | None) -> None:
         below = [int(part * yes) for part in BELOW] if yes is not None else []
         above = [max(no + 1, int(part * no)) for part in ABOVE] if no is not None else []
         for load in dict.fromkeys([*below, *above]):
-            if 0 <= load < limit:
+            if 0 <= load < self.count:
                 self._scout(load)
-
-    def _refuted(self, load: int) -> bool:
-        return _bounds(self.counted.get(load, self.scouted.get(load)))[1] < self.rule.survive
 
 
 def out_of_order(counts: Mapping[int, Count], survive: float) -> tuple[OutOfOrder, ...]:

@@ -13,8 +13,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.traffic import source_of
+
+SEEDS = Phrase("{count} seeds", "{count} 个种子")
+SEED = Phrase("1 seed", "1 个种子")
+ONE_TRACE = Phrase(
+    "one trace, which has happened once: there is no spread to tell", "一条 trace，只发生过一次：无从得知离散程度"
+)
+WINDOWS = Phrase(
+    "{count} windows of {each:,} requests, spread over the trace without overlap",
+    "{count} 个窗口，各 {each:,} 条请求，均匀分布在 trace 上，互不重叠",
+)
 
 
 class Draw(NamedTuple):
@@ -51,12 +62,11 @@ def draws_of(scenario: Scenario, count: int) -> tuple[Draw, ...]:
     )
 
 
-def what_varies(scenario: Scenario, draws: tuple[Draw, ...]) -> str:
+def what_varies(scenario: Scenario, draws: tuple[Draw, ...], lang: Lang = "en") -> str:
     """What the draws are, in words."""
     count = len(draws)
     if scenario.workload.trace is None:
-        return f"{count} seeds" if count > 1 else "1 seed"
+        return Said.of(SEEDS if count > 1 else SEED, count=count).text(lang)
     if count == 1:
-        return "one trace, which has happened once: there is no spread to tell"
-    each = draws[0].keys["workload.num_prompts"]
-    return f"{count} windows of {each:,} requests, spread over the trace without overlap"
+        return Said.of(ONE_TRACE).text(lang)
+    return Said.of(WINDOWS, count=count, each=draws[0].keys["workload.num_prompts"]).text(lang)

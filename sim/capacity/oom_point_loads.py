@@ -13,16 +13,24 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.workloads.suggest import did_you_mean
 
 WORDS = {
-    "users": "users",
-    "request_rate": "sessions a second",
-    "rate_scale": "times the recorded rate",
-    "num_prompts": "requests",
+    "users": Phrase("users", "用户数"),
+    "request_rate": Phrase("sessions a second", "每秒会话数"),
+    "rate_scale": Phrase("times the recorded rate", "录制速率的倍数"),
+    "num_prompts": Phrase("requests", "请求数"),
 }
-"""What may grow, and how a value of it is read."""
+"""What may grow, as an axis has it."""
+COUNTED = {
+    "users": Phrase("{value} users", "{value} 个用户"),
+    "request_rate": Phrase("{value} sessions a second", "每秒 {value} 个会话"),
+    "rate_scale": Phrase("{value} times the recorded rate", "录制速率的 {value} 倍"),
+    "num_prompts": Phrase("{value} requests", "{value} 条请求"),
+}
+"""How a value of it is read."""
 WHOLE = ("users", "num_prompts")
 """Those that are whole numbers."""
 MAX_VALUES = 1000
@@ -43,10 +51,10 @@ class Load(NamedTuple):
             return {"workload.time_scale": 1 / value}
         return {f"workload.{self.word}": value}
 
-    def text(self, value: float) -> str:
+    def text(self, value: float, lang: Lang = "en") -> str:
         """``20 users``."""
-        unit = WORDS[self.word]
-        return f"{value:,.4g} {unit}" if self.word not in WHOLE else f"{value:,} {unit}"
+        number = f"{value:,.4g}" if self.word not in WHOLE else f"{value:,}"
+        return Said.of(COUNTED[self.word], value=number).text(lang)
 
 
 def parse_load(text: str) -> Load:

@@ -10,7 +10,7 @@
     devices                   8, 4, 2, 1                 tensor_parallel_size                 the fewest
     gpu_memory_utilization    0.98, 0.97, ...            -                                    the smallest
 
-Values of loads are those that people would say: steps of 1 to 2 %, of 1 below 100.
+Values of loads are those that people would say: steps of 1 to 2.5 %, of 1 below 100.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def with_keys(scenario: Scenario, keys: Mapping[str, Any]) -> Scenario:
 
 
 def nice_values(low: float, high: float) -> tuple[float, ...]:
-    """Two or three digits, each at most 2 % above the one before, from *low* to *high*."""
+    """Two or three digits, each at most 2.5 % above the one before, from *low* to *high*."""
     found = []
     for power in range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1):
         for first, last, step in _STEPS:
@@ -240,8 +240,8 @@ def _utilization(s: Scenario) -> Target:
         return {"engine.gpu_memory_utilization": float(value)}
 
     found = tuple(hundredths / 100 for hundredths in range(98, 4, -1))
-    starting = [value for value in found if starts(with_keys(s, keys(value)))]
-    values = tuple(value for value in found if not starting or value <= starting[0])
+    largest = next((value for value in found if starts(with_keys(s, keys(value)))), found[0])
+    values = tuple(value for value in found if value <= largest)
     return Target(
         name="gpu_memory_utilization",
         values=values,

@@ -1,187 +1,235 @@
-"""A plan in sentences: made of its numbers, so that none is said that is not in the JSON."""
+"""A plan in sentences, in English or in Chinese: made of its numbers, so that none is said that is not in the JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from hbmtwin.sim.capacity import plan_phrases as said
 from hbmtwin.sim.capacity.binding import Binding
 from hbmtwin.sim.capacity.capacity_plan import CapacityPlan, OneMore, Peak, Tried
 from hbmtwin.sim.capacity.changes import Change
 from hbmtwin.sim.capacity.leaning import Leaning
-from hbmtwin.sim.capacity.plan_targets import Value
+from hbmtwin.sim.capacity.plan_targets import Target, Value
 from hbmtwin.sim.capacity.promise import seconds
-from hbmtwin.sim.phrases import Size
+from hbmtwin.sim.phrases import Lang, Phrase, Said, Size
 
-BROKEN = {
-    "out_of_memory": "ran out of memory",
-    "does_not_fit": "did not start",
-    "standstill": "came to a standstill",
-    "rejected": "rejected requests for want of memory",
-    "unfinished": "did not serve all requests",
-    "preemptions": "preempted more than they may",
-    "margin": "left less than the margin",
-}
 MOST_CHANGES = 3
 """That are told in a sentence; the table has all."""
 
 
-def broke(kind: str) -> str:
+def broke(kind: str, lang: Lang = "en") -> str:
     """What a run did that broke its promise: ``missed ttft_p99``."""
-    return BROKEN.get(kind, f"missed {kind}")
+    known = said.BROKEN.get(kind)
+    return Said.of(said.MISSED, slo=kind).text(lang) if known is None else Said.of(known).text(lang)
 
 
-def verdict(plan: CapacityPlan) -> str:
+def verdict(plan: CapacityPlan, lang: Lang = "en") -> str:
     """The answer, and how sure it is."""
     if plan.answer is None:
-        return _none(plan)
-    said = plan.target.text(plan.answer)
-    shown = _seen(_of(plan, plan.answer))
+        return _none(plan, lang)
+    value = _text(plan.target, plan.answer, lang)
     if plan.kind == "unbounded":
-        most = f"up to {said}, as far as was looked, everything holds: no answer, but a bound from below"
-        return f"{most}. {_why_unbounded(plan)}"
+        why = Said.of(said.NOT_WORSE if plan.slos else said.NO_PROMISE)
+        return Said.of(said.UNBOUNDED, value=value, why=why).text(lang)
     if not plan.chance:
-        return f"{said}: the last value that holds. {_once(plan)}"
-    best = "the smallest" if plan.target.smaller_is_better else "the most"
+        return Said.of(said.ONCE, value=value).text(lang)
+    best = said.SMALLEST if plan.target.smaller_is_better else said.MOST
     if plan.target.name == "devices":
-        best = "the fewest"
-    beyond = _beyond(plan)
-    share = f"at least {100 * plan.survive:g} % of runs hold"
-    sure = f"Both ends are right together with a confidence of {100 * plan.confidence:g} %"
-    return f"{said}, {best} at which {share} ({shown}); {beyond}. {sure}."
+        best = said.FEWEST
+    return Said.of(
+        said.FOUND,
+        value=value,
+        best=Said.of(best),
+        survive=100 * plan.survive,
+        shown=_seen(_of(plan, plan.answer)),
+        beyond=_beyond(plan, lang),
+        confidence=100 * plan.confidence,
+    ).text(lang)
 
 
-def sentences(plan: CapacityPlan) -> Iterator[tuple[str, str]]:
+def sentences(plan: CapacityPlan, lang: Lang = "en") -> Iterator[tuple[str, str]]:
     """All else that is known of it: a heading and its sentence."""
+    for heading, sentence in _sentences(plan, lang):
+        yield Said.of(said.HEADINGS[heading]).text(lang), sentence
+
+
+def _sentences(plan: CapacityPlan, lang: Lang) -> Iterator[tuple[str, str]]:
     if plan.peak is not None:
-        yield "margin", _margin(plan, plan.peak)
+        yield "margin", _margin(plan, plan.peak, lang)
     if plan.upper is not None:
-        yield (
-            "range",
-            f"holds from {plan.answer:g} up to {plan.upper:g}, which still leaves {plan.margin} of the device",
-        )
+        yield "range", Said.of(said.RANGE, answer=plan.answer, upper=plan.upper, margin=plan.margin).text(lang)
     if plan.binding is not None:
-        yield "binding", _binding(plan, plan.binding)
+        yield "binding", _binding(plan, plan.binding, lang)
     if plan.one_more is not None:
-        yield "one more", _one_more(plan, plan.one_more)
+        yield "one more", _one_more(plan, plan.one_more, lang)
     if plan.changes is not None:
-        yield "next", _changes(plan)
+        yield "next", _changes(plan, lang)
     if plan.leaning is not None:
-        yield "leans on", _leans(plan.leaning)
-    yield "order", _order(plan)
+        yield "leans on", _leans(plan.leaning, lang)
+    yield "order", _order(plan, lang)
+
+
+def _listed(parts: Iterable[str], by: Phrase, lang: Lang) -> str:
+    return Said.of(by).text(lang).join(parts)
+
+
+def _text(target: Target, value: Value, lang: Lang) -> str:
+    """``96 users``."""
+    known = None if lang == "en" else said.COUNTED.get(target.unit)  # in English there is a singular
+    if known is None:
+        return target.text(value)
+    return Said.of(known, value=f"{value:,}" if isinstance(value, int) else f"{value:g}").text(lang)
+
+
+def _value(value: Value | None, lang: Lang) -> str:
+    return Said.of(said.NO_VALUE).text(lang) if value is None else f"{value:,}"
 
 
 def _of(plan: CapacityPlan, value: Value) -> Tried:
     return next(t for t in plan.tried if t.value == value)
 
 
-def _seen(tried: Tried) -> str:
-    return f"{tried.held:,} of {tried.trials:,} did"
+def _seen(tried: Tried) -> Said:
+    return Said.of(said.SEEN, held=tried.held, trials=tried.trials)
 
 
-def _beyond(plan: CapacityPlan) -> str:
+def _beyond(plan: CapacityPlan, lang: Lang) -> str:
     failing = plan.first_failing
     if failing is None:
-        return plan.target.end if plan.answer == plan.target.values[-1] else "none beyond was shown to fail"
-    between = [t for t in plan.tried if t.counted and t.decided is None]
-    open_ = f"; between them {', '.join(f'{t.value:,}' for t in between)} could not be decided" if between else ""
-    do = "does" if failing == 1 else "do"
-    return f"{plan.target.text(failing)} {do} not ({_seen(_of(plan, failing))}){open_}"
+        if plan.answer != plan.target.values[-1]:
+            return Said.of(said.NONE_BEYOND).text(lang)
+        end = said.TARGET_ENDS.get(plan.target.end)
+        return plan.target.end if end is None else Said.of(end).text(lang)
+    open_ = [f"{t.value:,}" for t in plan.tried if t.counted and t.decided is None]
+    return Said.of(
+        said.DOES_NOT if failing == 1 else said.DO_NOT,
+        value=_text(plan.target, failing, lang),
+        shown=_seen(_of(plan, failing)),
+        between=Said.of(said.BETWEEN, values=_listed(open_, said.LIST_COMMA, lang)) if open_ else "",
+    ).text(lang)
 
 
-def _once(plan: CapacityPlan) -> str:
-    return "One run decides: this traffic has no chance in it, so there is no confidence to state"
-
-
-def _why_unbounded(plan: CapacityPlan) -> str:
-    if plan.slos:
-        return (
-            "Nothing that is promised gets worse with the load: who waits meets any TPOT; promise a ttft_p99 or an "
-            "e2e_p99 as well"
-        )
-    return "Nothing was promised that a load breaks: add --slo, or --max-preemptions"
-
-
-def _none(plan: CapacityPlan) -> str:
+def _none(plan: CapacityPlan, lang: Lang) -> str:
     easiest = plan.target.values[0]
-    tried = _of(plan, easiest)
-    said = plan.target.text(easiest)
+    shown, value = _seen(_of(plan, easiest)), _text(plan.target, easiest, lang)
     if plan.kind == "not_shown":
-        return (
-            f"not shown even at {said}: {_seen(tried)}, which shows neither that {100 * plan.survive:g} % hold nor "
-            "that they do not; allow more --seeds, or a lower --survive"
-        )
+        return Said.of(said.NOT_SHOWN, value=value, shown=shown, survive=100 * plan.survive).text(lang)
     broken = {} if plan.binding is None else plan.binding.broken
-    why = ": " + ", ".join(f"{n} {broke(kind)}" for kind, n in broken.items()) if broken else ""
-    best = ", ".join(f"{name} {seconds(value)}" for name, value in plan.best_missed.items() if value is not None)
-    reached = f". The best that was reached there: {best}; wanted is {', '.join(plan.slos)}" if best else ""
-    return f"nothing holds: even at {said} {_seen(tried)}{why}{reached}"
+    why = [Said.of(said.SO_MANY, count=n, broke=broke(kind, lang)).text(lang) for kind, n in broken.items()]
+    best = [f"{name} {seconds(value)}" for name, value in plan.best_missed.items() if value is not None]
+    slos = _listed(plan.slos, said.COMMA, lang)
+    return Said.of(
+        said.NOTHING_HOLDS,
+        value=value,
+        shown=shown,
+        why=Said.of(said.WHY, broken=_listed(why, said.COMMA, lang)) if why else "",
+        reached=Said.of(said.REACHED, best=_listed(best, said.COMMA, lang), slos=slos) if best else "",
+    ).text(lang)
 
 
-def _margin(plan: CapacityPlan, p: Peak) -> str:
-    return (
-        f"at the fullest of its runs {100 * p.kv_usage:.0f} % of {Size(p.kv_budget_bytes)} of KV were held "
-        f"({Size(p.kv_left_bytes)} left) and {Size(p.device_left_bytes)} of the device were free; the margin is "
-        f"{plan.margin}"
-    )
+def _margin(plan: CapacityPlan, p: Peak, lang: Lang) -> str:
+    return Said.of(
+        said.MARGIN,
+        usage=100 * p.kv_usage,
+        budget=Size(p.kv_budget_bytes),
+        kv_left=Size(p.kv_left_bytes),
+        device_left=Size(p.device_left_bytes),
+        margin=plan.margin,
+    ).text(lang)
 
 
-def _binding(plan: CapacityPlan, b: Binding) -> str:
+def _binding(plan: CapacityPlan, b: Binding, lang: Lang) -> str:
     value = plan.first_failing
-    broken = ", ".join(f"{count} of {b.trials} {broke(kind)}" for kind, count in b.broken.items())
-    causes = f" ({', '.join(f'{count} of {cause}' for cause, count in b.causes.items())})" if b.causes else ""
-    relaxed = "; ".join(f"with {r.change} {r.held} of {r.trials} hold" for r in b.relaxed)
-    where = "" if value is None else f" at {plan.target.text(value)}"
-    return f"{b.constraint}:{where} {broken}{causes}. {relaxed}"
+    causes = (
+        Said.of(said.OF_CAUSE, count=count, cause=said.cause_name(cause, lang)).text(lang)
+        for cause, count in b.causes.items()
+    )
+    relaxed = (
+        Said.of(said.RELAXED, change=_known(said.TWICE, r.change, lang), held=r.held, trials=r.trials).text(lang)
+        for r in b.relaxed
+    )
+    return Said.of(
+        said.BINDING,
+        constraint=_known(said.CONSTRAINTS, b.constraint, lang),
+        where="" if value is None else Said.of(said.AT, value=_text(plan.target, value, lang)),
+        broken=_broken(b.broken.items(), b.trials, lang),
+        causes=Said.of(said.CAUSES, causes=_listed(causes, said.COMMA, lang)) if b.causes else "",
+        relaxed=_listed(relaxed, said.SEMICOLON, lang),
+    ).text(lang)
 
 
-def _one_more(plan: CapacityPlan, cost: OneMore) -> str:
+def _known(table: dict[str, Phrase], name: str, lang: Lang) -> str:
+    """What stands in results by its English name; a setting is called so in both languages."""
+    return Said.of(table[name]).text(lang) if name in table else name
+
+
+def _broken(kinds: Iterable[tuple[str, int]], trials: int, lang: Lang) -> str:
+    told = (Said.of(said.OF, count=n, trials=trials, broke=broke(kind, lang)).text(lang) for kind, n in kinds)
+    return _listed(told, said.COMMA, lang)
+
+
+def _one_more(plan: CapacityPlan, cost: OneMore, lang: Lang) -> str:
     unit = "user" if plan.target.name == "users" else plan.target.unit
-    slower = f"{cost.tpot_p99_s * 1e3:+.2f} ms of tpot_p99, {cost.ttft_p99_s * 1e3:+.1f} ms of ttft_p99"
-    one = (
-        f"one more {unit} takes {Size(round(cost.kv_bytes))} of KV at the peak, {slower} "
-        f"(between {cost.from_value:,} and {cost.to_value:,})"
+    one = Said.of(
+        said.ONE_MORE,
+        unit=unit if lang == "en" else _text(plan.target, 1, lang),
+        kv=Size(round(cost.kv_bytes)),
+        tpot=cost.tpot_p99_s * 1e3,
+        ttft=cost.ttft_p99_s * 1e3,
+        first=cost.from_value,
+        last=cost.to_value,
     )
     if cost.next_value is None:
-        return one
-    gives = ", ".join(f"{count} of {cost.next_trials} {broke(kind)}" for kind, count in cost.then_breaks.items())
-    return f"{one}; at {plan.target.text(cost.next_value)} {gives or f'none of {cost.next_trials} runs breaks yet'}"
+        return one.text(lang)
+    value = _text(plan.target, cost.next_value, lang)
+    breaks: object = Said.of(said.NONE_BREAKS, trials=cost.next_trials)
+    if cost.then_breaks:
+        breaks = _broken(cost.then_breaks.items(), cost.next_trials, lang)
+    return Said.of(said.THEN, one=one, value=value, breaks=breaks).text(lang)
 
 
-def _changes(plan: CapacityPlan) -> str:
+def _changes(plan: CapacityPlan, lang: Lang) -> str:
     holding = [(change, to) for change in plan.changes or () if (to := change.carries_to) is not None]
     if not holding:
-        return f"none of {len(plan.changes or ())} single changes holds there"
-    told = ", ".join(_change(plan, change, to) for change, to in holding[:MOST_CHANGES])
-    return f"{told}; each with {holding[0][0].trials} draws: plan what you choose again"
+        return Said.of(said.NO_CHANGE, count=len(plan.changes or ())).text(lang)
+    told = (_change(plan, change, to, lang) for change, to in holding[:MOST_CHANGES])
+    trials = holding[0][0].trials
+    return Said.of(said.CHANGES_TOLD, told=_listed(told, said.COMMA, lang), trials=trials).text(lang)
 
 
-def _change(plan: CapacityPlan, change: Change, carries_to: Value) -> str:
-    more = "or beyond " if change.at_least else ""
-    drops = " (drops parts of conversations)" if change.drops_tokens else ""
-    return f"{change.name} carries to {more}{plan.target.text(carries_to)}{drops}"
+def _change(plan: CapacityPlan, change: Change, carries_to: Value, lang: Lang) -> str:
+    return Said.of(
+        said.CARRIES_BEYOND if change.at_least else said.CARRIES,
+        change=said.change_name(change.name, lang),
+        value=_text(plan.target, carries_to, lang),
+        drops=Said.of(said.DROPS) if change.drops_tokens else "",
+    ).text(lang)
 
 
-def _leans(leaning: Leaning) -> str:
+def _leans(leaning: Leaning, lang: Lang) -> str:
     most = leaning.most
     if most is None:
-        return "no uncertain figure moves it within its range"
+        return Said.of(said.STILL).text(lang)
     a = most.assumption
-    how = "calibrated" if a.calibrated else "a default, uncalibrated"
-    ends = f"{_value(most.low)} at {a.ends.low:g}, {_value(most.high)} at {a.ends.high:g}"
-    worst = f"; with all figures at their worse ends at once {_value(leaning.worst)}"
-    return (
-        f"{a.name}, {a.words}: {how} ({a.ends.value:g}). The answer is {ends}, and {_value(leaning.answer)} as it is, "
-        f"by {leaning.draws} draws{worst}"
-    )
+    return Said.of(
+        said.LEANS,
+        name=a.name,
+        words=a.words(lang),
+        how=Said.of(said.CALIBRATED if a.calibrated else said.DEFAULT),
+        value=a.ends.value,
+        low=_value(most.low, lang),
+        low_end=a.ends.low,
+        high=_value(most.high, lang),
+        high_end=a.ends.high,
+        answer=_value(leaning.answer, lang),
+        draws=leaning.draws,
+        worst=_value(leaning.worst, lang),
+    ).text(lang)
 
 
-def _value(value: Value | None) -> str:
-    return "none" if value is None else f"{value:,}"
-
-
-def _order(plan: CapacityPlan) -> str:
-    checked = ", ".join(f"{value:,}" for value in plan.checked)
+def _order(plan: CapacityPlan, lang: Lang) -> str:
     if not plan.out_of_order:
-        return f"less load held as often at {checked}: what lies between was not run"
-    pairs = ", ".join(f"{easier:,} holds less often than {harder:,}" for easier, harder in plan.out_of_order)
-    return f"more load is not always worse here: {pairs}. Only what lies below the first that fails is answered"
+        checked = _listed((f"{value:,}" for value in plan.checked), said.LIST_COMMA, lang)
+        return Said.of(said.IN_ORDER, checked=checked).text(lang)
+    pairs = (Said.of(said.LESS_OFTEN, easier=a, harder=b).text(lang) for a, b in plan.out_of_order)
+    return Said.of(said.OUT_OF_ORDER, pairs=_listed(pairs, said.COMMA, lang)).text(lang)

@@ -27,6 +27,7 @@ from hbmtwin.sim.sweep.run_row import OTHER_RELEASE, PROCESS_DIED, Row, died_row
 from hbmtwin.sim.sweep.scenario_key import scenario_key
 from hbmtwin.sim.sweep.store import RunStore
 from hbmtwin.sim.sweep.workers import Call, Pool, PoolBroke, WorkersLost, in_processes
+from hbmtwin.workloads.plural import counted
 
 Executor = Literal["local", "ray"]
 EXECUTORS: tuple[Executor, ...] = ("local", "ray")
@@ -46,13 +47,15 @@ def run_each(
     address: str | None = None,
     store: RunStore | None = None,
     landed: Callable[[Row], None] | None = None,
+    remark: Callable[[str], None] | None = None,
 ) -> Iterator[Row]:
     """Yield a row for each different scenario: first those in the store, then the others in order of completion.
 
     *jobs* processes run at once (-1: one a core, or all of the cluster). *address* is that of a Ray cluster (None: one
-    is started here, and ends with us). A row that ran now is first stored, then told to *landed*, then yielded. A run
-    that fails, or kills its process time and again, is a row; the others go on. Whoever stops asking, or an interrupt,
-    ends every process. Raise ResultError where the store cannot be written, WorkersLost.
+    is started here, and ends with us). A row that ran now is first stored, then told to *landed*, then yielded;
+    *remark* is told of workers that die. A run that fails, or kills its process time and again, is a row; the others go
+    on. Whoever stops asking, or an interrupt, ends every process. Raise ResultError where the store cannot be written,
+    WorkersLost.
     """
     waiting: dict[str, Scenario] = {}
     for scenario in scenarios:
@@ -65,7 +68,7 @@ def run_each(
     if not waiting:
         return
     with _workers(executor, address, jobs, len(waiting)) as (pool, call):
-        for row in _each(waiting, pool, call):
+        for row in _each(waiting, pool, call, remark):
             if store is not None:
                 store.add(row)
             if landed is not None:
@@ -78,7 +81,12 @@ def stands(row: Row) -> bool:
     return row["cause"] not in RETRIED
 
 
-def _each(waiting: dict[str, Scenario], pool: Pool, call: Callable[[str, Scenario], Row]) -> Iterator[Row]:
+def _each(
+    waiting: dict[str, Scenario],
+    pool: Pool,
+    call: Callable[[str, Scenario], Row],
+    remark: Callable[[str], None] | None = None,
+) -> Iterator[Row]:
     """Rows of all that waits; *waiting* loses what has its row."""
     strikes: dict[str, int] = {}
     broken = 0
@@ -100,9 +108,11 @@ def _each(waiting: dict[str, Scenario], pool: Pool, call: Callable[[str, Scenari
                 yield died_row(alone[0], scenario.seed)
             if broken >= NOBODY_LANDED:
                 raise WorkersLost(f"{broken} pools of workers broke one after another, the last: {error}") from None
-            for key in sent:
-                if key in waiting:
-                    strikes[key] = strikes.get(key, 0) + 1
+            under_way = [key for key in sent if key in waiting]
+            for key in under_way:
+                strikes[key] = strikes.get(key, 0) + 1
+            if remark is not None and under_way:
+                remark(f"a worker died; {counted(len(under_way), 'run')} under way will run again")
         finally:
             if came is not None:
                 came.close()

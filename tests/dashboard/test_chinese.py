@@ -36,7 +36,7 @@ from hbmtwin.validation.run_replay.kernels import KernelReplay
 from hbmtwin.workloads.statistics.describe import Description, describe
 
 from ..validation.test_calibrate import bench
-from . import test_remarks, test_standstill, test_verdict
+from . import chinese_of_capacity, test_remarks, test_standstill, test_verdict
 from .test_workload_figure import traffic
 
 GIB = 2**30
@@ -47,6 +47,7 @@ ALLOWED = {
     *("prefill", "decode", "attention", "p10", "p50", "p90", "p95", "p99", "p1", "p5", "p25", "p75", "p99.9"),
     *("doubling", "paged", "caching", "pooled", "vllm", "reserve", "few", "cpu", "ascend-910b4", "tokens"),
     *("max_num_seqs", "max_model_len", "swap_space", "summary.json", "json"),
+    *chinese_of_capacity.WORDS,
 }
 """Words that stay: units, names of the API, of the field and of these runs."""
 SETTING = re.compile(r"(engine|scheduler|memory|kv_cache|workload|session|results|slo)\.\s?\w+")
@@ -129,7 +130,7 @@ def kernel_replay() -> KernelReplay:
 
 
 Drawn = Callable[[dict[str, Result], Description], list[go.Figure]]
-FIGURES: dict[Callable[..., go.Figure], Drawn] = {
+FIGURES: dict[Callable[..., object], Drawn] = {
     figures.memory_over_time: lambda r, _: [figures.memory_over_time(r, "zh")],
     figures.kv_utilization: lambda r, _: [figures.kv_utilization(r, "zh")],
     figures.kv_monitor_over_time: lambda r, _: [figures.kv_monitor_over_time(r, "zh")],
@@ -146,6 +147,7 @@ FIGURES: dict[Callable[..., go.Figure], Drawn] = {
     workload_figure.reuse_by_capacity: lambda _, d: [
         workload_figure.reuse_by_capacity(d.reuse, "zh") for _ in [0] if d.reuse is not None
     ],
+    **{drawn: lambda _r, _d, shown=shown: shown() for drawn, shown in chinese_of_capacity.FIGURES.items()},
 }
 
 
@@ -164,7 +166,7 @@ OPS = {"matmul", "layer", "step", "prefill", "decode", "paged_decode", "copy"}
 
 @pytest.mark.parametrize("drawn", FIGURES, ids=lambda drawn: drawn.__name__)
 def test_no_figure_has_an_english_word(
-    drawn: Callable[..., go.Figure], results: dict[str, Result], traffic_of: Description
+    drawn: Callable[..., object], results: dict[str, Result], traffic_of: Description
 ) -> None:
     shown = FIGURES[drawn](results, traffic_of)
     assert shown
@@ -300,6 +302,7 @@ SENTENCES: dict[Callable[..., object], tuple[Callable[[], object], object]] = {
         lambda: workload_words.reuse_table(cast(Any, describe(traffic(100)).reuse), "zh").cells[-1][0],
         "无限",
     ),
+    **chinese_of_capacity.SENTENCES,
 }
 """Each function that speaks: what it is asked here, and its answer letter by letter."""
 

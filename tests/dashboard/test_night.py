@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import plotly.graph_objects as go
@@ -18,14 +18,20 @@ from hbmtwin.dashboard.palette import (
     ARRIVALS,
     HOLE,
     INK,
+    LEAST,
     MEMORY,
+    MOST_SERVED,
     NIGHT,
+    NO_NUMBER,
     OUTPUTS,
     PAPER,
     PROMPTS,
     ROOF,
+    SLOWEST,
     policy_colours,
 )
+
+from . import chinese_of_capacity
 
 FREE = ("kv_pool_free", "driver_free")
 
@@ -92,6 +98,14 @@ def test_what_is_free_stands_back_on_either_page() -> None:
     assert min(contrast(turned(colour), turned(PAPER)) for colour in in_use) > 3
 
 
+def test_scales_of_heat_maps_grow_away_from_either_page() -> None:
+    for middle, end in (("#E69F00", SLOWEST), ("#56B4E9", MOST_SERVED)):
+        for page in (lambda colour: colour, turned):
+            steps = [contrast(page(colour), page(PAPER)) for colour in (LEAST, middle, end)]
+            assert 1.1 < steps[0] < steps[1] < steps[2] > 10
+    assert contrast(turned(NO_NUMBER), turned(LEAST)) > 1.7
+
+
 def test_no_two_meanings_share_a_colour_in_the_night_either() -> None:
     lines = policy_colours([*PRESETS, "one", "two", "three", "four"])
     colours = [turned(layer.colour) for layer in MEMORY.values()] + [turned(line) for line in lines.values()]
@@ -104,6 +118,18 @@ def test_no_colour_of_the_day_is_left(dead: Result) -> None:
         assert {PAPER, INK} <= of_day
         left = set(NIGHT) & set(strings(json.loads(at_night(figure).to_json())))
         assert left <= ({INK} if figure.layout.updatemenus else set()), "the buttons are bright, their words dark"
+
+
+@pytest.mark.parametrize("drawn", chinese_of_capacity.FIGURES, ids=lambda drawn: drawn.__name__)
+def test_figures_of_capacity_can_be_seen_at_night(drawn: Callable[..., object]) -> None:
+    for figure in chinese_of_capacity.FIGURES[drawn]():
+        told = json.loads(at_night(figure).to_json())
+        assert not set(NIGHT) & set(strings(told))
+        for trace in told["data"]:
+            if not (colours := {colour for colour in strings(trace) if len(colour) == 7 and colour[0] == "#"}):
+                continue
+            most = max(contrast(colour, NIGHT[PAPER]) for colour in colours)
+            assert most > (1.4 if trace["type"] == "bar" else 2.5), "what is free stands back"
 
 
 def test_everything_else_stays(dead: Result) -> None:

@@ -76,6 +76,7 @@ class Deaths:
         self.left = dict(deaths)
         self.pools = 0
         self.ran: list[int] = []
+        self.told: list[str] = []
 
     def __call__(self, calls: Iterator[Call]) -> Iterator[Row]:
         self.pools += 1
@@ -102,7 +103,7 @@ def rows_of(deaths: Deaths, scenarios: list[Scenario]) -> dict[int, Row]:
         return {"key": key, "seed": scenario.seed, "outcome": "held"}
 
     waiting = {scenario_key(s): s for s in scenarios}
-    rows = list(execute._each(waiting, deaths, call))
+    rows = list(execute._each(waiting, deaths, call, deaths.told.append))
     assert waiting == {}
     assert len({row["key"] for row in rows}) == len(rows) == len(scenarios)
     return {int(str(row["seed"])): row for row in rows}
@@ -114,6 +115,7 @@ def test_a_worker_that_was_killed_costs_a_pool_and_no_run(tiny: Path) -> None:
     assert {row["outcome"] for row in rows.values()} == {"held"}
     assert deaths.pools == 2
     assert sorted(deaths.ran) == list(range(12))  # nobody ran twice
+    assert deaths.told == ["a worker died; 4 runs under way will run again"]
 
 
 def test_a_run_that_always_kills_its_worker_is_found_and_the_others_go_on(tiny: Path) -> None:

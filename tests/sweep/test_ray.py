@@ -65,6 +65,7 @@ def test_a_worker_that_is_killed_in_mid_run_loses_nothing(tiny: Path, shell: Cal
     finally:
         server.kill()
     assert server.returncode == 0, err.decode()
+    assert "note: a worker died; " in err.decode()
     told = json.loads(out)  # nothing of Ray's is on stdout
     assert told["outcomes"] == {"held": RUNS}
     after = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.parquet")}

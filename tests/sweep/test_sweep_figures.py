@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from hbmtwin.dashboard.log_axis import log_axis
 from hbmtwin.dashboard.palette import HOLE
-from hbmtwin.dashboard.sweep_figures import across, axes_of, curves, heat_maps, log_axis, pareto_figure
+from hbmtwin.dashboard.sweep_figures import across, axes_of, curves, heat_maps, pareto_figure
 from hbmtwin.dashboard.sweep_report import write_sweep_report
 from hbmtwin.dashboard.sweep_words import headline, point_name, summary_rows, value_text
 from hbmtwin.sim.sweep.points import PointSummary, point_summaries

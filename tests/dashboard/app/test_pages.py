@@ -17,6 +17,11 @@ from hbmtwin.api import Scenario, fit
 from hbmtwin.cli import main
 from hbmtwin.dashboard.app import jobs
 from hbmtwin.dashboard.app.validate_page import read_report
+from hbmtwin.sim.capacity.plan_file import in_both_languages
+from hbmtwin.sim.capacity.plan_words import sentences
+from hbmtwin.sim.phrases import Lang
+
+from ...sim.capacity.plans_by_hand import PLAN
 
 PAGE = """
 from hbmtwin.dashboard.app import {page}, language
@@ -241,6 +246,7 @@ def test_a_small_sweep_is_the_sweep_of_the_command_line() -> None:
     assert not app.exception
     assert "8 of 8 runs held" in said(app)
     assert len(app.dataframe[-1].value) == 4
+    assert "8 次运行中 8 次跑完全程" in said(page("capacity_page", lang="zh", settings=SMALL))
 
 
 @pytest.mark.parametrize(
@@ -264,6 +270,20 @@ def test_a_promise_with_a_typo_is_told() -> None:
     app.text_input(key="slo").input("ttft_p98=2s").run()
     assert not app.exception
     assert "ttft_p98" in said(app)
+
+
+@pytest.mark.parametrize(
+    ("lang", "told"), [("en", "96 users, the most at which"), ("zh", "96 个用户，是至少 90 % 的运行满足目标的最大值")]
+)
+def test_a_plan_is_told_in_the_language_of_the_screen(lang: Lang, told: str) -> None:
+    directory = jobs.shared().kept.path("plan-a")
+    directory.mkdir()
+    (directory / "plan.json").write_text(json.dumps({"plans": {"paged": in_both_languages(PLAN)}, "left_out": {}}))
+    app = page("capacity_page", lang=lang)
+    assert not app.exception
+    assert told in said(app)
+    for heading, sentence in sentences(PLAN, lang):
+        assert f"- **{heading}**: {sentence}" in said(app)
 
 
 def test_without_a_report_the_page_says_how_to_make_one() -> None:

@@ -121,7 +121,6 @@ def test_a_hole_below_the_answer_is_found_and_only_what_lies_below_it_is_answere
     found, _ = searched(holed, 100, guess=59)
     assert found.yes == 27
     assert found.no == 28
-    assert found.limit <= 32
     assert any(28 <= pair.easier <= 32 < pair.harder for pair in found.out_of_order)
 
 
@@ -138,7 +137,7 @@ def test_loads_beyond_the_answer_that_hold_again_are_told() -> None:
 
 
 def test_a_search_without_checks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CapacitySearch, "_check", lambda self, limit, yes, no: None)
+    monkeypatch.setattr(CapacitySearch, "_check", lambda self, yes, no: None)
     found, _ = searched(lambda load: 0.2 if 28 <= load <= 32 else float(load < 60), 100, guess=59)
     assert found.yes == 59
     assert not found.out_of_order

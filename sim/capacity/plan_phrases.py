@@ -1,0 +1,214 @@
+"""What is said of a plan, in English and in Chinese; :mod:`~hbmtwin.sim.capacity.plan_words` chooses among it.
+
+Names of constraints, of changes and of figures stand in results in English: the tables here are by those.
+"""
+
+from __future__ import annotations
+
+from hbmtwin.allocators.oom import Cause
+from hbmtwin.sim.explain.words import NAMES
+from hbmtwin.sim.phrases import Lang, Phrase, Said
+
+COMMA, SEMICOLON = Phrase(", ", "，"), Phrase("; ", "；")
+LIST_COMMA = Phrase(", ", "、")
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+COUNTED = {
+    "users": Phrase("{value} users", "{value} 个用户"),
+    "sessions a second": Phrase("{value} sessions a second", "每秒 {value} 个会话"),
+    "times the recorded rate": Phrase("{value} times the recorded rate", "录制速率的 {value} 倍"),
+    "times the learned rate": Phrase("{value} times the learned rate", "模型速率的 {value} 倍"),
+    "tokens": Phrase("{value} tokens", "{value} 个 token"),
+    "devices": Phrase("{value} devices", "{value} 个设备"),
+    "devices a stage": Phrase("{value} devices a stage", "每级 {value} 个设备"),
+}
+"""Values of a target, by its unit."""
+TARGET_ENDS = {
+    "all positions of the model": Phrase("all positions of the model", "已是模型的全部位置"),
+    "there are no fewer": Phrase("there are no fewer", "不能再少"),
+}
+NO_VALUE = Phrase("none", "无解")
+
+# -- the verdict -----------------------------------------------------------------------------------------------------
+
+FOUND = Phrase(
+    "{value}, {best} at which at least {survive:g} % of runs hold ({shown}); {beyond}. Both ends are right together "
+    "with a confidence of {confidence:g} %.",
+    "{value}，是至少 {survive:g} % 的运行满足目标的{best}（{shown}）；{beyond}。两端同时成立的置信度为 "
+    "{confidence:g} %。",
+)
+SMALLEST, MOST = Phrase("the smallest", "最小值"), Phrase("the most", "最大值")
+FEWEST = Phrase("the fewest", "最少数量")
+SEEN = Phrase("{held:,} of {trials:,} did", "{trials:,} 次中 {held:,} 次满足")
+DO_NOT = Phrase("{value} do not ({shown}){between}", "{value}则不满足（{shown}）{between}")
+DOES_NOT = Phrase("{value} does not ({shown}){between}", "{value}则不满足（{shown}）{between}")
+BETWEEN = Phrase("; between them {values} could not be decided", "；其间 {values} 无法判定")
+NONE_BEYOND = Phrase("none beyond was shown to fail", "更远的值都没有被证明不满足")
+UNBOUNDED = Phrase(
+    "up to {value}, as far as was looked, everything holds: no answer, but a bound from below. {why}",
+    "到 {value}（搜索范围的尽头）为止全部满足：这只是下界，不是答案。{why}",
+)
+NOT_WORSE = Phrase(
+    "Nothing that is promised gets worse with the load: who waits meets any TPOT; promise a ttft_p99 or an e2e_p99 as "
+    "well",
+    "所承诺的指标不随负载变差：排队的请求也满足 TPOT；请同时承诺 ttft_p99 或 e2e_p99",
+)
+NO_PROMISE = Phrase(
+    "Nothing was promised that a load breaks: add --slo, or --max-preemptions",
+    "没有承诺会被负载打破的指标：请加上 --slo 或 --max-preemptions",
+)
+ONCE = Phrase(
+    "{value}: the last value that holds. One run decides: this traffic has no chance in it, so there is no confidence "
+    "to state",
+    "{value}：满足目标的最后一个值。一次运行即可判定：负载没有随机性，因此没有置信度可言",
+)
+NOT_SHOWN = Phrase(
+    "not shown even at {value}: {shown}, which shows neither that {survive:g} % hold nor that they do not; allow more "
+    "--seeds, or a lower --survive",
+    "即使 {value}也没有结论：{shown}，既不能证明 {survive:g} % 满足，也不能证明不满足；请增大 --seeds 或减小 --survive",
+)
+NOTHING_HOLDS = Phrase(
+    "nothing holds: even at {value} {shown}{why}{reached}", "没有满足目标的值：即使 {value}，{shown}{why}{reached}"
+)
+WHY = Phrase(": {broken}", "：{broken}")
+SO_MANY = Phrase("{count} {broke}", "{count} 次{broke}")
+REACHED = Phrase(". The best that was reached there: {best}; wanted is {slos}", "。此时最好达到 {best}；目标为 {slos}")
+BROKEN = {
+    "out_of_memory": Phrase("ran out of memory", "显存耗尽"),
+    "does_not_fit": Phrase("did not start", "无法启动"),
+    "standstill": Phrase("came to a standstill", "死锁或活锁"),
+    "rejected": Phrase("rejected requests for want of memory", "因显存不足拒绝请求"),
+    "unfinished": Phrase("did not serve all requests", "未处理完所有请求"),
+    "preemptions": Phrase("preempted more than they may", "抢占次数超限"),
+    "margin": Phrase("left less than the margin", "余量不足"),
+}
+MISSED = Phrase("missed {slo}", "未达到 {slo}")
+
+# -- the sentences ---------------------------------------------------------------------------------------------------
+
+HEADINGS = {
+    "margin": Phrase("margin", "余量"),
+    "range": Phrase("range", "范围"),
+    "binding": Phrase("binding", "瓶颈"),
+    "one more": Phrase("one more", "增加一个"),
+    "next": Phrase("next", "下一步"),
+    "leans on": Phrase("leans on", "最敏感的假设"),
+    "order": Phrase("order", "单调性"),
+}
+MARGIN = Phrase(
+    "at the fullest of its runs {usage:.0f} % of {budget} of KV were held ({kv_left} left) and {device_left} of the "
+    "device were free; the margin is {margin}",
+    "最满的一次运行占用了 {budget} KV 预算的 {usage:.0f} %（剩余 {kv_left}），设备空闲 {device_left}；要求的余量为 "
+    "{margin}",
+)
+RANGE = Phrase(
+    "holds from {answer:g} up to {upper:g}, which still leaves {margin} of the device",
+    "{answer:g} 至 {upper:g} 都满足，且设备仍留有 {margin}",
+)
+BINDING = Phrase("{constraint}:{where} {broken}{causes}. {relaxed}", "{constraint}：{where}{broken}{causes}。{relaxed}")
+AT = Phrase(" at {value}", "{value}时，")
+OF = Phrase("{count} of {trials} {broke}", "{trials} 次中 {count} 次{broke}")
+CAUSES = Phrase(" ({causes})", "（{causes}）")
+OF_CAUSE = Phrase("{count} of {cause}", "{cause} {count} 次")
+RELAXED = Phrase("with {change} {held} of {trials} hold", "{change}：{trials} 次中 {held} 次满足")
+CONSTRAINTS = {
+    "KV": Phrase("KV", "KV 容量"),
+    "fragmentation": Phrase("fragmentation", "显存碎片"),
+    "growth copies": Phrase("growth copies", "增长缓冲区的旧副本"),
+    "reserved KV that nobody fills": Phrase("reserved KV that nobody fills", "预留未用的 KV"),
+    "parked histories": Phrase("parked histories", "保留的历史会话"),
+    "activation peak": Phrase("activation peak", "激活峰值"),
+    "other processes on the device": Phrase("other processes on the device", "设备上的其他进程"),
+    "a rule of the allocator": Phrase("a rule of the allocator", "分配器规则"),
+    "compute": Phrase("compute", "算力"),
+    "several at once": Phrase("several at once", "多个因素同时"),
+}
+TWICE = {
+    "twice the device's memory": Phrase("twice the device's memory", "设备显存加倍"),
+    "a device twice as fast": Phrase("a device twice as fast", "设备速度加倍"),
+}
+OTHER_CAUSES = {
+    "does_not_fit": "放不下",
+    "kv_capacity": "KV 容量不足",
+    "out_of_memory": "显存不足",
+    "live_lock": "活锁",
+    "deadlock": "死锁",
+}
+"""Beside those of the allocators."""
+ONE_MORE = Phrase(
+    "one more {unit} takes {kv} of KV at the peak, {tpot:+.2f} ms of tpot_p99, {ttft:+.1f} ms of ttft_p99 (between "
+    "{first:,} and {last:,})",
+    "每增加 {unit}，KV 峰值增加 {kv}，tpot_p99 {tpot:+.2f} ms，ttft_p99 {ttft:+.1f} ms（{first:,} 与 {last:,} 之间）",
+)
+THEN = Phrase("{one}; at {value} {breaks}", "{one}；{value}时，{breaks}")
+NONE_BREAKS = Phrase("none of {trials} runs breaks yet", "{trials} 次运行仍都满足")
+NO_CHANGE = Phrase("none of {count} single changes holds there", "{count} 个单项改动都不满足")
+CHANGES_TOLD = Phrase(
+    "{told}; each with {trials} draws: plan what you choose again", "{told}；各用 {trials} 个样本：选定后请重新规划"
+)
+CARRIES = Phrase("{change} carries to {value}{drops}", "{change}：到 {value}{drops}")
+CARRIES_BEYOND = Phrase("{change} carries to or beyond {value}{drops}", "{change}：到 {value}（或更多）{drops}")
+DROPS = Phrase(" (drops parts of conversations)", "（丢弃部分对话）")
+CHANGES = {
+    "twice the sequences at once": Phrase("twice the sequences at once", "并发序列数加倍"),
+    "half the sequences at once": Phrase("half the sequences at once", "并发序列数减半"),
+    "twice the tokens a step": Phrase("twice the tokens a step", "每步 token 数加倍"),
+    "half the tokens a step": Phrase("half the tokens a step", "每步 token 数减半"),
+    "prefix caching": Phrase("prefix caching", "前缀缓存"),
+    "continuous batching": Phrase("continuous batching", "连续批处理"),
+    "continuous batching and paged KV": Phrase("continuous batching and paged KV", "连续批处理加分页 KV"),
+    "paged KV": Phrase("paged KV", "分页 KV"),
+    "pages on demand": Phrase("pages on demand", "按需映射物理页"),
+    "a pool for KV": Phrase("a pool for KV", "KV 使用独立显存池"),
+    "old copies die one by one": Phrase("old copies die one by one", "旧副本逐个释放"),
+    "buffers per layer": Phrase("buffers per layer", "逐层缓冲区"),
+    "expandable segments": Phrase("expandable segments", "开启 expandable_segments"),
+    "INT8 KV": Phrase("INT8 KV", "KV 用 INT8"),
+    "half of the history": Phrase("half of the history", "历史减半"),
+    "a sliding window": Phrase("a sliding window", "滑动窗口"),
+    "no KV between turns": Phrase("no KV between turns", "轮次之间不保留 KV"),
+    "admission at full length": Phrase("admission at full length", "按最大长度准入"),
+    "preempt": Phrase("preempt", "抢占"),
+    "more of the device": Phrase("more of the device", "使用更多设备显存"),
+}
+KINDS_OF_CHANGE = {
+    "devices": Phrase("{which} devices", "{which} 个设备"),
+    "growth": Phrase("{which} growth", "缓冲区按 {which} 增长"),
+    "batches": Phrase("{which} batches", "按 {which} 组批"),
+}
+"""By the last word of those that have a number or the value of a setting in front."""
+LEANS = Phrase(
+    "{name}, {words}: {how} ({value:g}). The answer is {low} at {low_end:g}, {high} at {high_end:g}, and {answer} as "
+    "it is, by {draws} draws; with all figures at their worse ends at once {worst}",
+    "{name}（{words}）：{how}（{value:g}）。取 {low_end:g} 时结论为 {low}，取 {high_end:g} 时为 {high}，按现值为 "
+    "{answer}，各用 {draws} 个样本；所有参数同时取较差的一端时为 {worst}",
+)
+CALIBRATED, DEFAULT = Phrase("calibrated", "已校准"), Phrase("a default, uncalibrated", "默认值，未校准")
+STILL = Phrase("no uncertain figure moves it within its range", "不确定的参数在各自范围内都不改变结论")
+IN_ORDER = Phrase(
+    "less load held as often at {checked}: what lies between was not run",
+    "{checked} 处较小的负载同样满足；其间的值没有运行",
+)
+OUT_OF_ORDER = Phrase(
+    "more load is not always worse here: {pairs}. Only what lies below the first that fails is answered",
+    "这里负载更大不一定更差：{pairs}。结论只取第一个不满足的值以下的部分",
+)
+LESS_OFTEN = Phrase("{easier:,} holds less often than {harder:,}", "{easier:,} 满足的次数少于 {harder:,}")
+
+
+def cause_name(cause: str, lang: Lang) -> str:
+    """What a run died of; in English its identifier."""
+    if lang == "en":
+        return cause
+    if cause in {known.value for known in Cause}:
+        return Said.of(NAMES[Cause(cause)]).text(lang)
+    return OTHER_CAUSES.get(cause, cause)
+
+
+def change_name(name: str, lang: Lang) -> str:
+    """A change of a plan, by what results call it."""
+    which, _, kind = name.rpartition(" ")
+    if name in CHANGES:
+        return Said.of(CHANGES[name]).text(lang)
+    return Said.of(KINDS_OF_CHANGE[kind], which=which).text(lang) if kind in KINDS_OF_CHANGE else name
