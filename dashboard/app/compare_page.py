@@ -123,6 +123,11 @@ def scenarios_of(settings: list[str], policies: list[str], variants: Mapping[str
     return loaded | {name: Scenario.load(overrides=[*settings, *own]) for name, own in variants.items()}
 
 
+def difference(a: float, b: float) -> float:
+    """None where a reader sees the same number twice: less than a millionth of it."""
+    return 0 if abs(a - b) < 1e-6 * max(abs(a), abs(b)) else a - b
+
+
 def difference_table(summaries: Mapping[str, Mapping[str, Any]], baseline: str) -> pd.DataFrame:
     """A row a metric: each run, then each other's difference from the baseline. A number that is not there is blank."""
     columns: dict[str, list[Any]] = {text(METRIC): [text(label) for label, _ in METRICS]}
@@ -131,7 +136,7 @@ def difference_table(summaries: Mapping[str, Mapping[str, Any]], baseline: str) 
     for name in summaries:
         if name != baseline:
             pairs = zip(values[name], values[baseline], strict=True)
-            columns[f"{name} − {baseline}"] = [None if a is None or b is None else a - b for a, b in pairs]
+            columns[f"{name} − {baseline}"] = [None if a is None or b is None else difference(a, b) for a, b in pairs]
     return pd.DataFrame(columns)
 
 

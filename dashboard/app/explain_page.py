@@ -11,10 +11,10 @@ from hbmtwin.api import Explanation
 from hbmtwin.dashboard.app.knobs import settings_of_file, take
 from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.sim.explain import words
-from hbmtwin.sim.explain.decode import LIMIT_BYTES, decode
+from hbmtwin.sim.explain.decode import decode
 from hbmtwin.sim.explain.explaining import explain_decoded
 from hbmtwin.sim.explain.judge import Judgement, cause_line
-from hbmtwin.sim.phrases import Phrase, Said, Size
+from hbmtwin.sim.phrases import Phrase, Said
 
 TITLE = Phrase("Why did it die?", "为什么显存不足？")
 PASTE = Phrase("A log, an error message, npu-smi info or nvidia-smi", "日志、报错、npu-smi info 或 nvidia-smi 的输出")
@@ -24,13 +24,14 @@ EMPTY = Phrase(
 )
 READ = Phrase("Explain", "解释")
 FILE = Phrase("or a file", "或上传文件")
-TOO_LARGE = Phrase("{name} is larger than {limit}: paste its end", "{name} 超过 {limit}：请粘贴其末尾部分")
 EXAMPLE = Phrase("An example", "示例")
 SCENARIO_FILE = Phrase("What it tells, as a scenario (TOML)", "文本内容对应的场景（TOML）")
 USE = Phrase("Take it to What if", "带入“假设分析”")
 JSON_FILE = Phrase("Explanation (JSON)", "解释（JSON）")
 MOST_JUDGEMENTS = 3
 MOST_LETTERS = 2_000_000
+MOST_UPLOAD_MB = 64
+"""Of a log, of whose begin and end as much is read as on a command line."""
 EXAMPLE_TEXT = (
     "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity; 54.10 GiB already "
     "allocated; 54.30 GiB current active; 1.72 GiB free; 58.90 GiB reserved in total by PyTorch) If reserved memory is "
@@ -43,16 +44,11 @@ def show() -> None:
     """Draw the page."""
     st.title(text(TITLE))
     typed = st.text_area(text(PASTE), key=PASTED, height=220, max_chars=MOST_LETTERS, persist_state="session")
-    left, middle, _ = st.columns([1, 1, 4])
-    left.button(text(READ), type="primary", key="read")
-    middle.button(text(EXAMPLE), key="example", on_click=_example)
-    file = st.file_uploader(text(FILE), key="log")
-    content = (typed or "").encode()
-    if file is not None:
-        if file.size > LIMIT_BYTES:
-            st.error(text(TOO_LARGE, name=file.name, limit=Size(LIMIT_BYTES)))
-            return
-        content = file.getvalue()
+    with st.container(horizontal=True):
+        st.button(text(READ), type="primary", key="read")
+        st.button(text(EXAMPLE), key="example", on_click=_example)
+    file = st.file_uploader(text(FILE), key="log", max_upload_size=MOST_UPLOAD_MB)
+    content = file.getvalue() if file is not None else (typed or "").encode()
     if not content.strip():
         st.info(text(EMPTY))
         return
@@ -95,8 +91,12 @@ def _go_on(told: Explanation) -> None:
     if told.fit_command:
         st.code(told.fit_command, language="bash", wrap_lines=True)
     record = json.dumps(told.to_dict(), indent=2, ensure_ascii=False)
-    st.download_button(text(JSON_FILE), record, "explanation.json", "application/json", on_click="ignore", key="json")
-    if told.scenario:
+    with st.container(horizontal=True):
+        st.download_button(
+            text(JSON_FILE), record, "explanation.json", "application/json", on_click="ignore", key="json"
+        )
+        if not told.scenario:
+            return
         st.download_button(
             text(SCENARIO_FILE), told.scenario, "scenario.toml", "application/toml", on_click="ignore", key="toml"
         )

@@ -138,11 +138,14 @@ def _figures(answer: Fit) -> None:
     b = answer.budget
     four = st.columns(4)
     low, high = answer.num_blocks_range
-    four[0].metric(text(AS_TOKENS), f"{b.kv_tokens:,}", border=True)
-    four[1].metric(text(CONCURRENCY, length=b.max_model_len), f"{b.max_concurrency:.2f}", border=True)
     ranged = f"{low:,} – {high:,}" if low != high else None
-    four[2].metric(text(BLOCKS), f"{b.num_blocks:,}", ranged, delta_color="off", delta_arrow="off", border=True)
-    four[3].metric(text(LONGEST), f"{answer.max_model_len_that_fits:,}", border=True)
+    four[0].metric(text(AS_TOKENS), f"{b.kv_tokens:,}", **_PLAIN)
+    four[1].metric(text(CONCURRENCY, length=b.max_model_len), f"{b.max_concurrency:.2f}", **_PLAIN)
+    four[2].metric(text(BLOCKS), f"{b.num_blocks:,}", ranged, **_PLAIN)
+    four[3].metric(text(LONGEST), f"{answer.max_model_len_that_fits:,}", **_PLAIN)
+
+
+_PLAIN: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "border": True, "height": "stretch"}
 
 
 def _lines(answer: Fit) -> None:

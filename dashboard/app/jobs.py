@@ -15,6 +15,7 @@ import streamlit as st
 from hbmtwin.api import Result, Scenario, scenario_key
 from hbmtwin.dashboard.app.kept_results import KeptResults
 from hbmtwin.dashboard.app.language import as_text, text
+from hbmtwin.dashboard.app.session_tasks import SessionTasks
 from hbmtwin.dashboard.app.settings_link import settings_of
 from hbmtwin.dashboard.app.workers import Task, TooManyJobs, Workers
 from hbmtwin.sim.phrases import Phrase
@@ -84,12 +85,14 @@ def key_of(scenario: Scenario) -> str:
 
 
 def start(slot: str, key: str, job: Mapping[str, Any]) -> None:
-    """Begin a job of this session under *slot*, in place of one that is under way there."""
+    """Begin a job of this session under *slot*, in place of one that is under way there; draw the page anew."""
     leave(slot)
     try:
         _tasks()[slot] = shared().workers.start(key, job)
     except TooManyJobs as error:
         st.error(as_text(str(error)))
+        return
+    st.rerun()  # the button that started it is drawn already, as one that could start it again
 
 
 def start_run(slot: str, scenario: Scenario) -> None:
@@ -109,9 +112,19 @@ def leave(slot: str) -> None:
         shared().workers.leave(task)
 
 
-def _tasks() -> dict[str, Task]:
-    tasks: dict[str, Task] = st.session_state.setdefault("tasks", {})
+def _tasks() -> SessionTasks:
+    if "tasks" not in st.session_state:
+        st.session_state["tasks"] = SessionTasks(shared().workers)
+    tasks: SessionTasks = st.session_state["tasks"]
+    _connected(tasks)
     return tasks
+
+
+@st.cache_resource(show_spinner=False, scope="session", on_release=SessionTasks.went)
+def _connected(_tasks: SessionTasks) -> SessionTasks:
+    """Cached for as long as the session's connection lasts: its release is how a lost one is told."""
+    _tasks.came()
+    return _tasks
 
 
 @st.fragment(run_every=EVERY_S)

@@ -17,17 +17,16 @@ from pathlib import Path
 import pandas as pd
 
 from hbmtwin.api import Result, ResultError
+from hbmtwin.dashboard.app.cache_place import cache_place
 
 MOST_BYTES = 1 << 30
-NAME = "HBMTWIN_CACHE"
-"""Where they lie, if not in the user's cache directory."""
 
 
 class KeptResults:
     """A directory of results, of *most_bytes* altogether."""
 
     def __init__(self, directory: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
-        self._directory = directory or _place()
+        self._directory = directory or cache_place()
         self._most_bytes = most_bytes
         self._directory.mkdir(parents=True, exist_ok=True)
 
@@ -70,13 +69,6 @@ class KeptResults:
                 break
             shutil.rmtree(path, ignore_errors=True)
             excess -= size
-
-
-def _place() -> Path:
-    if own := os.environ.get(NAME):
-        return Path(own)
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "hbmtwin" / "dashboard"
 
 
 def _size(path: Path) -> int:

@@ -222,7 +222,12 @@ def _lines(said: tuple[str, ...]) -> None:
 
 def _upload() -> None:
     """Read a scenario file: text that is parsed, never run."""
-    file = st.file_uploader(text(UPLOAD), type=["toml"], key=f"upload#{st.session_state[GENERATION]}")
+    file = st.file_uploader(
+        text(UPLOAD),
+        type=["toml"],
+        key=f"upload#{st.session_state[GENERATION]}",
+        max_upload_size=MOST_UPLOAD_BYTES >> 20,
+    )
     if file is None:
         return
     if file.size > MOST_UPLOAD_BYTES:

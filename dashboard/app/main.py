@@ -25,11 +25,16 @@ PAGES = {
     "explain": (Phrase("Explain", "日志诊断"), explain_page.show),
     "validate": (Phrase("Validate", "验证"), validate_page.show),
 }  # by their place in the address
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="3" fill="#0072B2"/>'
+    '<path d="M3 4h4v3H3zM8 4h5v3H8zM3 8h7v4H3z" fill="#FFFFFF"/><path d="M11 8h2v4h-2z" fill="#E69F00"/></svg>'
+)
+"""Of our own: one by name would be asked of a server of Google's."""
 
 
 def main() -> None:
     """Draw the page that the address names."""
-    st.set_page_config(page_title="hbmtwin", page_icon=":material/memory:", layout="wide")
+    st.set_page_config(page_title="hbmtwin", page_icon=ICON, layout="wide")
     language.choose()
     pages = {
         path: st.Page(show, title=language.text(title), url_path=path or None, default=not path)

@@ -93,7 +93,7 @@ def show() -> None:
 
 def _report() -> dict[str, Any] | None:
     """The report that is open: an uploaded one, or one of the directories."""
-    file = st.file_uploader(text(UPLOAD), type=["json"], key="report")
+    file = st.file_uploader(text(UPLOAD), type=["json"], key="report", max_upload_size=finished.MOST_BYTES >> 20)
     if file is not None:
         if file.size > finished.MOST_BYTES:
             st.error(as_text(text(TOO_LARGE, name=file.name)))

@@ -83,8 +83,7 @@ def show() -> None:
         _share(scenario)
         return
     _result(result)
-    _share(scenario)
-    _downloads(result, jobs.shared().kept.path(jobs.key_of(scenario)))
+    _share(scenario, result)
 
 
 def _result(result: Result) -> None:
@@ -133,10 +132,10 @@ def _figures(s: dict[str, Any]) -> None:
         values = s[name]
         high, middle = (None if values[q] is None else f"{values[q] * factor:,.2f}" for q in ("p99", "p50"))
         five[column].metric(text(label), high or "–", text(MEDIAN, value=middle or "–"), **_PLAIN)
-    five[4].metric(text(PREEMPTED), f"{s['preemptions']:,}", border=True)
+    five[4].metric(text(PREEMPTED), f"{s['preemptions']:,}", **_PLAIN)
 
 
-_PLAIN: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "border": True}
+_PLAIN: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "border": True, "height": "stretch"}
 
 
 def percentiles(summary: dict[str, Any]) -> pd.DataFrame:
@@ -146,12 +145,15 @@ def percentiles(summary: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame({"": rows, **{name: [summary[name][row] for row in rows] for name in names}})
 
 
-def _share(scenario: Scenario) -> None:
+def _share(scenario: Scenario, result: Result | None = None) -> None:
     st.markdown(f"**{text(COMMAND)}**")
     st.code(command("run", settings_of(scenario)), language="bash", wrap_lines=True)
-    st.download_button(
-        text(SCENARIO_FILE), scenario.to_toml(), "scenario.toml", "application/toml", on_click="ignore", key="toml"
-    )
+    with st.container(horizontal=True):
+        st.download_button(
+            text(SCENARIO_FILE), scenario.to_toml(), "scenario.toml", "application/toml", on_click="ignore", key="toml"
+        )
+        if result is not None:
+            _downloads(result, jobs.shared().kept.path(jobs.key_of(scenario)))
 
 
 def _downloads(result: Result, directory: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import socket
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -44,9 +46,33 @@ def dashboard(
     for path in results or ():
         if not path.is_dir():
             raise UsageError(f"{path}: no such directory; name one that --out has written")
+    _see_that_it_can_start(host, port)
     script = files("hbmtwin.dashboard.app").joinpath("main.py")
     told = {**SETTINGS, "server.address": host, "server.port": str(port), "server.headless": str(not browser).lower()}
     flags = [word for name, value in told.items() for word in (f"--{name}", value)]
     paths = [str(path.resolve()) for path in results or ()]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(script), *flags, "--", *paths])
+
+
+def _see_that_it_can_start(host: str, port: int) -> None:
+    """Streamlit would say less, and end as after a bug. Raise UsageError."""
+    from hbmtwin.dashboard.app.cache_place import NAME, cache_place
+
+    place = cache_place()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        writable = os.access(place, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise UsageError(f"{place}: results cannot be kept there; name a directory that can be written with {NAME}")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"port {port} is in use, maybe by another dashboard; name another with --port") from None
+        raise UsageError(
+            f"{host}:{port}: cannot listen there ({error.strerror}); name others with --host, --port"
+        ) from None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.metadata import version
@@ -63,10 +64,12 @@ def _keys(scenario: Scenario) -> dict[str, Any]:
 
 
 def _contents(name: str, *, model: bool = False) -> str:
-    """What a file holds, as a digest; the name itself where there is no such file."""
+    """What a file holds, as a digest; the name itself where there is no such file, or one without an end."""
     path = Path(name, "config.json") if model and os.path.isdir(name) else Path(name)
     try:
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return name
         digest = _digest(os.path.abspath(path), status.st_size, status.st_mtime_ns)
     except (OSError, ValueError):
         return name

@@ -122,3 +122,9 @@ def test_another_source_gives_other_names(tmp_path: Path, monkeypatch: pytest.Mo
         assert key() != before
     finally:
         keys._source_digest.cache_clear()
+
+
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    named = Scenario.load(overrides=["workload.trace=/dev/zero"])
+    assert scenario_key(named) == scenario_key(named)
+    assert scenario_key(named) != scenario_key(Scenario.load(overrides=["workload.trace=/dev/null"]))
