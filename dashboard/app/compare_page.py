@@ -149,7 +149,8 @@ def _results(results: Mapping[str, Result]) -> None:
     baseline = st.selectbox(text(BASELINE), list(results), key="baseline") if len(results) > 1 else next(iter(results))
     table = difference_table(summaries, baseline)
     numbers = st.column_config.NumberColumn(format="%.4g")
-    st.dataframe(table, hide_index=True, column_config=dict.fromkeys(table.columns[1:], numbers), height="content")
+    shown = dict.fromkeys(table.columns[1:], numbers)
+    st.dataframe(table, hide_index=True, column_config=shown, height="content", placeholder="–")
     for title, figure in (
         (MEMORY, memory_over_time),
         (SERVER, server_over_time),

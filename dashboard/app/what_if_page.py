@@ -6,6 +6,7 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -30,7 +31,7 @@ EMPTY = Phrase(
     "and what that does to latency.",
     "在左侧调整参数后点击运行：将看到设备显存随时间的去向、何时耗尽，以及对时延的影响。",
 )
-NAME = "run"
+NAME = Phrase("The run", "本次运行")
 SLOT = "what-if"
 DONE = Phrase("Completed", "已完成")
 OF = Phrase("of {total:,}", "共 {total:,}")
@@ -88,7 +89,7 @@ def show() -> None:
 
 def _result(result: Result) -> None:
     s = result.summary
-    told = headline({NAME: s}, lang())
+    told = headline({text(NAME): s}, lang())
     (st.error if result.oom is not None else st.success)(told)
     if result.oom is not None:
         st.markdown(as_text(oom_in_words(result.oom, lang())))
@@ -103,7 +104,7 @@ def _result(result: Result) -> None:
     left, right = st.columns([3, 2])
     with left:
         st.subheader(text(LATENCY))
-        figure = latency_by_turn({NAME: result}, lang())
+        figure = latency_by_turn({text(NAME): result}, lang())
         if (limit_s := result.scenario.slo.tpot_s) is not None:
             figure.add_hline(
                 y=1e3 * limit_s,
@@ -116,7 +117,7 @@ def _result(result: Result) -> None:
         st.dataframe(percentiles(s), hide_index=True)
         if s["goodput"]:
             st.markdown(as_text(goodput_text(s["goodput"], lang())))
-    notes = remarks({NAME: s}, lang())
+    notes = remarks({text(NAME): s}, lang())
     if notes:
         with st.expander(text(NOTES)):
             for note in notes:
@@ -153,10 +154,10 @@ def _share(scenario: Scenario, result: Result | None = None) -> None:
             text(SCENARIO_FILE), scenario.to_toml(), "scenario.toml", "application/toml", on_click="ignore", key="toml"
         )
         if result is not None:
-            _downloads(result, jobs.shared().kept.path(jobs.key_of(scenario)))
+            _downloads(result)
 
 
-def _downloads(result: Result, directory: Path) -> None:
+def _downloads(result: Result) -> None:
     text_ = json.dumps(result.summary, indent=2, ensure_ascii=False, allow_nan=False)
     st.download_button(text(SUMMARY_FILE), text_, "summary.json", "application/json", on_click="ignore", key="json")
     st.download_button(
@@ -168,14 +169,15 @@ def _downloads(result: Result, directory: Path) -> None:
         key="csv",
     )
     st.download_button(
-        text(RESULT_FILE), lambda: zipped(directory), "result.zip", "application/zip", on_click="ignore", key="zip"
+        text(RESULT_FILE), lambda: zipped(result), "result.zip", "application/zip", on_click="ignore", key="zip"
     )
 
 
-def zipped(directory: Path) -> bytes:
-    """The files of a result directory, as the command line writes them. Same files, same bytes."""
+def zipped(result: Result) -> bytes:
+    """The files of the result, as the command line writes them, packed. Same result, same bytes."""
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(directory.iterdir()):
+    with TemporaryDirectory(prefix="hbmtwin-") as folder, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        result.write_into(Path(folder))
+        for path in sorted(Path(folder).iterdir()):
             archive.writestr(zipfile.ZipInfo(path.name), path.read_bytes(), zipfile.ZIP_DEFLATED)
     return packed.getvalue()

@@ -27,6 +27,8 @@ from typing import Any, Literal
 State = Literal["waiting", "running", "done", "failed", "cancelled", "lost"]
 """``lost``: its process ended without a word, as one does that the system kills for its memory."""
 WORKER = "hbmtwin.dashboard.app.worker"
+WARM_UP_AFTER_S = 3.0
+"""After a job has ended: importing the simulator takes a second of a core."""
 MOST_WAITING = 64
 """Jobs that wait their turn: more is somebody's script, not somebody's clicks."""
 
@@ -154,7 +156,9 @@ class Workers:
                 else:
                     self._end(task, "lost")
             self._next()
-        self._warm_up()
+        later = threading.Timer(WARM_UP_AFTER_S, self._warm_up)  # the picture that somebody waits for comes first
+        later.daemon = True
+        later.start()
 
     def _end(self, task: Task, state: State) -> None:
         """Called with the lock held."""
