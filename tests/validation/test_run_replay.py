@@ -26,6 +26,7 @@ from hbmtwin.sim.scenario import Scenario
 from hbmtwin.validation.allocator import EmulatedBackend
 from hbmtwin.validation.emulated import EmulatedNpu, NpuSettings, RealRun
 from hbmtwin.validation.run_replay.case import set_up
+from hbmtwin.validation.run_replay.coverage import map_moments
 from hbmtwin.validation.run_replay.memory import MemoryReplay, replay_memory
 from hbmtwin.validation.run_replay.region import PlainRegion
 from hbmtwin.validation.run_replay.source import load_run
@@ -330,6 +331,86 @@ def test_steps_that_end_before_the_trace_are_told_where_no_request_was_completed
     m = replay_memory(run, EmulatedBackend(npu), set_up(run, "emulated"))
     assert not m.agrees
     assert f"and the steps end in front of {left}" in told(m)["operations are those of the steps"]
+
+
+# -- planted in what the run wrote of itself ---------------------------------------------------------------------------
+
+
+def with_table(tmp_path: Path, directory: Path, name: str, edit: Callable[[Rows], Rows]) -> Path:
+    copy = edited(tmp_path, directory, lambda rows: None)
+    table = pq.read_table(directory / f"{name}.parquet")
+    pq.write_table(pa.Table.from_pylist(edit(table.to_pylist()), table.schema), copy / f"{name}.parquet")
+    return copy
+
+
+def none(rows: Rows) -> Rows:
+    return []
+
+
+def first_half(rows: Rows) -> Rows:
+    return rows[: len(rows) // 2]
+
+
+def second_half(rows: Rows) -> Rows:
+    return rows[len(rows) // 2 :]
+
+
+TABLE_EDITS: tuple[tuple[str, Callable[[Rows], Rows], str], ...] = (
+    ("timeline", none, "it holds no row"),
+    ("timeline", first_half, "no row at 0.048610 s, where a request ended or the run died"),
+    ("timeline", second_half, "its first row is at 0.0.* s, behind the first step"),
+    ("timeline", lambda rows: [*rows[:3], *rows[4:]], "no row at 0.0.* s, where results.interval_s makes one due"),
+    ("timeline", lambda rows: rows[::-1], "row 2 lies before the one in front of it"),
+    ("checkpoints", none, "no address map at 0.000000 s, where the run made one"),
+    ("checkpoints", first_half, "no address map at 0.0.* s, where the run made one"),
+    ("requests", none, "0 requests completed, and summary.json says 3"),
+    ("requests", first_half, "1 requests completed, and summary.json says 3"),
+    ("requests", lambda rows: [{**row, "output_tokens": 5} for row in rows], "15 output tokens, and summary.json says"),
+)
+
+
+@pytest.mark.parametrize("most", [50, 300_000])
+@pytest.mark.parametrize("at", range(len(TABLE_EDITS)))
+def test_a_table_that_lost_rows_is_refused_and_agrees_with_nothing(tmp_path: Path, at: int, most: int) -> None:
+    name, edit, why = TABLE_EDITS[at]
+    with pytest.raises(ResultError, match=rf"{name}.parquet: is damaged \({why}.*; run it again"):
+        load_run(with_table(tmp_path, recorded(SHORT), name, edit), max_operations=most)
+
+
+def test_a_timeline_without_its_death_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match=r"no row at 0\.031269 s, where a request ended or the run died"):
+        load_run(with_table(tmp_path, recorded(EARLY), "timeline", lambda rows: rows[:-1]))
+
+
+def test_the_page_counts_the_edits_of_tables() -> None:
+    assert len(TABLE_EDITS) == 10
+    page = (Path(__file__).resolve().parents[2] / "docs" / "validation.md").read_text(encoding="utf-8")
+    assert "\nTen edits of the timeline, the address maps and the requests " in page
+
+
+def test_the_sums_of_a_timeline_are_those_of_the_summary(npu: EmulatedNpu) -> None:
+    run = load_run(recorded(SHORT))
+    timeline = run.timeline.assign(kv_unfilled=run.timeline["kv_unfilled"] + 1)
+    m = replay_memory(replace(run, timeline=timeline), EmulatedBackend(npu), set_up(run, "emulated"))
+    assert not m.agrees
+    assert told(m)["the means of the run's books"].startswith("kv_utilization_mean: the run says 0.")
+
+
+@pytest.mark.parametrize("checkpoint_s", [0, 0.003, 0.05])
+@pytest.mark.parametrize("interval_s", [0.0005, 0.02, 0.1])
+def test_moments_of_address_maps_follow_from_the_rows(tmp_path: Path, interval_s: float, checkpoint_s: float) -> None:
+    """Beside the recorder itself, over runs with few maps and with so many that they are thinned out twice."""
+    settings = (
+        *(f"results.interval_s={interval_s}", f"results.checkpoint_s={checkpoint_s}", "memory.activations=peak"),
+        *("workload.output_tokens=60", "workload.prompt_tokens=60", "workload.num_prompts=9"),
+        "workload.request_rate=20",
+    )
+    run = load_run(recorded(Run("doubling", settings)))
+    assert run.scenario.results.interval_s == interval_s
+    times = run.timeline["time_ns"].tolist()
+    due = map_moments(times, round(interval_s * 1e9), round(checkpoint_s * 1e9), None)
+    assert due.tolist() == list(dict.fromkeys(run.checkpoints["time_ns"].tolist()))
+    assert len(due) > 1
 
 
 # -- planted in what does it again -------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@
                                                                     gap, and every completed request ends with a step
     memory_trace.parquet every operation of every allocator         read as a stream, up to a limit
     timeline.parquet     the run's own books, at step ends          witnesses: they were written by the run itself,
-    checkpoints.parquet  segments and blocks at some operations     not by anything that is replayed
+    checkpoints.parquet  segments and blocks at some operations     not by anything that is replayed; they must have
+    requests.parquet     how each request ended                     every row of the steps that are replayed
 
 Nothing is trusted: what is missing, damaged or of another release is told with the command that makes it anew.
 """
@@ -18,6 +19,7 @@ import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 from hbmtwin.sim.recorder import TIMELINE_COLUMNS
 from hbmtwin.sim.result import SUMMARY_KEYS, ResultError
 from hbmtwin.sim.scenario import Scenario, ScenarioError
+from hbmtwin.validation.run_replay.coverage import lost_rows
 from hbmtwin.workloads.formats.memory_trace import MemoryOp, read_memory_trace
 
 MAX_OPERATIONS = 300_000
@@ -42,8 +45,11 @@ STEP_COLUMNS = ("step", "start_ns", "duration_ns", "repeat", "new_tokens", "cont
 TRACE_COLUMNS = ("op", "id", "size", "step", "time_ns", "tag", "allocator")
 _LISTS = ("new_tokens", "context_tokens", "step_ends_ns")
 _TEXTS = ("op", "tag", "allocator", "level", "state", "status")
-_NUMBERS = ("peak_reserved_bytes", "peak_requested_bytes", "num_alloc_retries")
-_OOM_KEYS = ("allocator", "asked_bytes", "tag", "torch_message")
+_NUMBERS = (
+    *("peak_reserved_bytes", "peak_requested_bytes", "num_alloc_retries", "simulated_output_tokens"),
+    *("requests_total", "requests_completed", "requests_failed", "requests_unfinished"),
+)
+_OOM_KEYS = ("allocator", "asked_bytes", "tag", "torch_message", "time_s")
 _CHECKPOINT_COLUMNS = ("time_ns", "op_index", "level", "address", "size", "requested", "state")
 
 Ints = NDArray[np.int64]
@@ -105,9 +111,13 @@ def load_run(directory: Path, *, trace: bool = True, max_operations: int = MAX_O
                 f"{directory}: holds no {name}.parquet, so there is nothing to replay; {_again(directory)}"
             )
     steps, total_steps = _steps(directory)
-    _check_ends(directory, steps, total_steps)
+    requests = _table(directory, "requests", ("end_ns", "output_tokens", "status"))
+    step_ends = np.array([e for row in steps["step_ends_ns"] for e in row], np.int64)
+    _check_ends(directory, requests, step_ends, all_read=len(steps) == total_steps)
     timeline = _table(directory, "timeline", TIMELINE_COLUMNS)
     checkpoints = _table(directory, "checkpoints", _CHECKPOINT_COLUMNS)
+    for table, what in lost_rows(scenario, summary, requests, timeline, checkpoints, step_ends):
+        raise ResultError(f"{directory / table}.parquet: is damaged ({what}); {_again(directory)}")
     rows, total, last_step = _no_rows(), 0, -1
     ops: dict[str, tuple[MemoryOp, ...]] = {}
     if trace:
@@ -165,6 +175,8 @@ def _missing(summary: dict[str, Any]) -> list[str]:
     oom = summary.get("oom")
     if oom is not None:
         missing += [f"oom.{key}" for key in _OOM_KEYS if not isinstance(oom, dict) or key not in oom]
+        if not missing and not (isinstance(oom["time_s"], int | float) and isfinite(oom["time_s"])):
+            missing.append("oom.time_s")
     return missing
 
 
@@ -212,12 +224,10 @@ def _gap(frame: pd.DataFrame) -> str:
     return f"step {numbers[apart[0]]} has other ends than its duration and repeat say" if len(apart) else ""
 
 
-def _check_ends(directory: Path, steps: pd.DataFrame, total_steps: int) -> None:
+def _check_ends(directory: Path, requests: pd.DataFrame, ends: Ints, *, all_read: bool) -> None:
     """A completed request ends when a step does: rows that were cut off the table are missed. Raise ResultError."""
-    requests = _table(directory, "requests", ("end_ns", "status"))
     ended = requests["end_ns"][requests["status"] == "completed"].to_numpy(dtype=np.int64)
-    ends = np.array([e for row in steps["step_ends_ns"] for e in row], np.int64)
-    if len(steps) < total_steps:
+    if not all_read:
         ended = ended[ended <= (ends[-1] if len(ends) else -1)]
     lost = ended[~np.isin(ended, ends)]
     if len(lost):

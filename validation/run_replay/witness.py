@@ -4,7 +4,7 @@
 
     timeline      bytes by kind at step ends    each row must be met, in order, by a state between its operations
     checkpoints   segments and blocks           at the number of operations that each of them names
-    summary       peaks, retries, the death     at the end
+    summary       peaks, retries, the death     at the end; its means over time are those of the timeline
 
 None of these is made from the operation trace, so that a trace which lost an operation speaks against them.
 """
@@ -12,12 +12,14 @@ None of these is made from the operation trace, so that a trace which lost an op
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isclose
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hbmtwin.sim.server_memory import ServerMemory
+from hbmtwin.sim.summary import memory_means
 from hbmtwin.validation.emulated.records import RealRun
 from hbmtwin.validation.run_replay.source import RecordedRun
 
@@ -61,6 +63,7 @@ def witnesses(
     O(rows of the trace and of the run's tables).
     """
     yield _timeline(run, held, memory)
+    yield _means(run)
     yield _maps(run, held, memory)
     if run.is_whole:
         yield _summary(run, held, real, memory, same_driver=same_driver)
@@ -110,6 +113,21 @@ def _timeline(run: RecordedRun, held: Held, memory: ServerMemory) -> Check:
             told = ", ".join(f"{n} {a} and not {b}" for n, a, b in zip(names, last, asked[i], strict=True) if a != b)
             first = f"at {times[i] / 1e9:.3f} s: {told or 'only behind the moment of the row before'}"
     return Check("the run's books at step ends", compared, differing, first)
+
+
+def _means(run: RecordedRun) -> Check:
+    """A row that was lost or edited, and no state of the allocator speaks against, moves what the run summed up."""
+    wrong = []
+    found = memory_means(run.timeline, run.summary["kv_budget_bytes"])
+    for name, there in found.items():
+        told = run.summary.get(name)
+        if told is None or there is None:
+            same = told is there
+        else:
+            same = isinstance(told, int | float) and isclose(told, there, rel_tol=1e-9, abs_tol=1e-12)
+        if not same:
+            wrong.append(f"{name}: the run says {told}, and the rows of its timeline come to {there}")
+    return Check("the means of the run's books", len(found), len(wrong), "; ".join(wrong))
 
 
 def _maps(run: RecordedRun, held: Held, memory: ServerMemory) -> Check:
