@@ -111,6 +111,7 @@ def calibrate(
     for source in (*(from_bench or ()), *filter(None, [from_engine_log])):
         if source.exists() and out.exists() and source.samefile(out):
             raise UsageError(f"--out: {out} is what the profile is made from; name another file")
+    _check_twice(from_bench or [])
     name = name or out.stem
     if from_engine_log is not None:
         if from_bench:
@@ -142,6 +143,15 @@ def check_place(option: str, path: Path) -> None:
         raise UsageError(f"{option}: {path} is a directory; name a file")
     if not path.parent.is_dir():
         raise UsageError(f"{option}: there is no directory {path.parent}; make it first")
+
+
+def _check_twice(files: list[Path]) -> None:
+    """Raise UsageError for a file that is named twice, by whatever names: its points are no others."""
+    for i, path in enumerate(files):
+        for before in files[:i]:
+            if path == before or (path.exists() and before.exists() and path.samefile(before)):
+                what = "is named twice" if path == before else f"is the file {before} again"
+                raise UsageError(f"--from-bench: {path} {what}, whose points are no further ones; name it once")
 
 
 def _read(path: Path) -> Bench:

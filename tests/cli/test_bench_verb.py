@@ -203,6 +203,30 @@ def test_collectives_join_the_kernels_in_a_profile(shell: Shell) -> None:
     assert not Path("q.json").exists()
 
 
+@pytest.mark.parametrize("again", ["b.json", "./b.json", "link.json", "no.json"])
+def test_a_file_that_is_named_twice_is_refused(shell: Shell, again: str) -> None:
+    Path("b.json").write_text(bench().to_json(), encoding="utf-8")
+    Path("link.json").symlink_to("b.json")
+    first = "no.json" if again == "no.json" else "b.json"
+    answer = shell("calibrate", "--from-bench", first, "--from-bench", again, "--out", "p.json")
+    assert answer.code == 2
+    what = "is named twice" if again != "link.json" else "is the file b.json again"
+    named = Path(again)
+    assert answer.err == f"error: --from-bench: {named} {what}, whose points are no further ones; name it once\n"
+    assert not Path("p.json").exists()
+
+
+def test_a_second_measurement_of_the_same_cases_adds_no_points(shell: Shell) -> None:
+    Path("a.json").write_text(bench(0.02).to_json(), encoding="utf-8")
+    Path("b.json").write_text(bench(0.02, seed=2).to_json(), encoding="utf-8")
+    one = json.loads(shell("calibrate", "--from-bench", "a.json", "--out", "p.json", "--json").out)
+    both = json.loads(
+        shell("calibrate", "--from-bench", "a.json", "--from-bench", "b.json", "--out", "q.json", "--json").out
+    )
+    assert [row["points"] for row in both["cross_validated"]] == [row["points"] for row in one["cross_validated"]]
+    assert both["left_out"][-1].startswith("repeats of ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

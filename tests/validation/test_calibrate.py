@@ -16,7 +16,8 @@ from hbmtwin.kernels.profile import parse_profile
 from hbmtwin.kernels.records import BatchShape, ModelShape
 from hbmtwin.kernels.roofline import RooflineCost
 from hbmtwin.validation.bench.grid import grid_of
-from hbmtwin.validation.bench.records import Bench, BenchError, Case, Point, Work, work_of
+from hbmtwin.validation.bench.joined import by_case
+from hbmtwin.validation.bench.records import Bench, BenchError, Case, Point, Work, held_out, work_of
 from hbmtwin.validation.calibrate import model as calibrate_model
 from hbmtwin.validation.calibrate.calibration import CPU, Calibration, calibrate
 from hbmtwin.validation.least_squares import fit_logarithms
@@ -173,6 +174,36 @@ def test_what_was_measured_is_the_range_it_holds_in() -> None:
     assert spans["kv_read_tokens"] == (64, 16 * 2048)
     assert spans["prefill_tokens"] == (32, 1024)
     assert spans["hidden_size"] == (512, 1024)
+
+
+def test_repeats_of_cases_are_no_further_points_and_predict_nothing() -> None:
+    """The same times twice: nothing is fitted or judged otherwise, and no point is predicted from its twin."""
+    once, twice = fitted(bench(0.05)), fitted(replace(bench(0.05), points=bench(0.05).points * 2))
+    assert (twice.fitted, twice.cross_validated) == (once.fitted, once.cross_validated)
+    assert twice.profile.coefficients == once.profile.coefficients
+    assert twice.profile.source == once.profile.source
+    assert twice.left_out == (
+        *once.left_out,
+        f"repeats of {len(GRID)} cases, each of which is one point: the mean of its medians",
+    )
+
+
+def test_two_measurements_of_a_case_are_their_mean() -> None:
+    """By hand: medians 100 and 300 in 15 and 5 runs."""
+    b = bench()
+    c = b.points[0].case
+    pair = (Point(c, 100.0, 90.0, 120.0, 15), Point(c, 300.0, 250.0, 400.0, 5))
+    merged, repeated = by_case(replace(b, points=(pair[0], b.points[1], pair[1])))
+    assert repeated == 1
+    assert merged.points == (Point(c, 200.0, 90.0, 400.0, 20), b.points[1])
+
+
+def test_a_case_is_on_one_side_of_every_fold() -> None:
+    points = bench(0.05).points + bench(0.05, seed=2).points
+    for fold in range(5):
+        kept, held = held_out(points, 5, fold)
+        assert not {p.case for p in kept} & {p.case for p in held}
+        assert len(kept) + len(held) == len(points)
 
 
 def test_too_little_is_refused() -> None:

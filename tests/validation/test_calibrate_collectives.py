@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -31,12 +32,16 @@ def naive_ns(ranks: int, size: int) -> float:
 
 
 def measured(
-    noise: float = 0.0, op: Op = "all_reduce", ranks: tuple[int, ...] = (2, 4, 8), extra: float = 0.0
+    noise: float = 0.0,
+    op: Op = "all_reduce",
+    ranks: tuple[int, ...] = (2, 4, 8),
+    extra: float = 0.0,
+    sizes: Sequence[int] = SIZES,
 ) -> Bench:
     random = Random(1)
     points = []
     for n in ranks:
-        for size in SIZES:
+        for size in sizes:
             ns = (naive_ns(n, size) + extra) * np.exp(random.gauss(0, noise))
             points.append(Point(Case(op, (n, size)), ns, ns, ns, 15))
     return Bench(
@@ -130,15 +135,23 @@ def test_a_device_s_eager_calls_tell_no_latency_and_graphs_tell_both() -> None:
 
 
 def test_nccl_s_latency_is_a_bound_and_hccl_s_a_figure() -> None:
-    """Seven sizes of two ranks, twice and without noise, are an H, but where engines have a kernel of their own."""
+    """Fourteen sizes of two ranks, without noise, are an H, but where engines have a kernel of their own."""
     letters = {}
     for backend, device in (("cuda", "h200"), ("npu", "ascend-910b2")):
-        own = replace(measured(op="all_reduce_in_graph", ranks=(2,)), backend=backend)
-        twice = replace(own, points=own.points * 2)
-        both = joined([replace(kernels(), backend=backend), twice])
+        sizes = [8192 * 2**n for n in range(14)]
+        own = replace(measured(op="all_reduce_in_graph", ranks=(2,), sizes=sizes), backend=backend)
+        both = joined([replace(kernels(), backend=backend), own])
         found = calibrate(both, name="p", made="m", device=device).profile.coefficients
         letters[backend] = (found["allreduce_ns.2"].confidence, found["link_bandwidth_bytes_per_s"].confidence)
     assert letters == {"cuda": ("L", "H"), "npu": ("H", "H")}
+
+
+def test_sizes_that_were_measured_twice_are_no_more_sizes() -> None:
+    """Of two ranks seven points, which are an L, and not fourteen, which would be an H."""
+    own = measured(0.02, ranks=(2,))
+    once, twice = (calibrate(joined([kernels(), *files]), name="p", made="m") for files in ([own], [own, own]))
+    assert twice.profile.coefficients == once.profile.coefficients
+    assert twice.profile.coefficients["allreduce_ns.2"].confidence == "L"
 
 
 def test_too_little_is_refused() -> None:

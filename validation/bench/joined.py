@@ -6,6 +6,8 @@
     collectives.json    all_reduce          communicator                     -> all points, each figure once
 
 What is told of the whole (dtype, threads) is that of the first with kernels; other texts stand beside each other.
+:func:`by_case` makes one point of what was measured several times: a repeat is no further size to fit to, and on both
+sides of a fold it would predict itself.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hbmtwin.validation.bench.records import COLLECTIVES, MEMORY_FIGURES, Bench, BenchError, MemoryFigure
+from hbmtwin.validation.bench.records import COLLECTIVES, MEMORY_FIGURES, Bench, BenchError, Case, MemoryFigure, Point
 
 _TRUST = ("", "L", "M", "H")
 
@@ -48,6 +50,25 @@ def joined(benches: Sequence[Bench]) -> Bench:
         points=tuple(p for b in benches for p in b.points),
         memory=_figures([f for b in benches for f in b.memory]),
     )
+
+
+def by_case(bench: Bench) -> tuple[Bench, int]:
+    """The benchmark with one point a case, and how many cases had several: mean of medians, the outermost quartiles,
+    all runs. In order of the first. O(points)."""
+    found: dict[Case, list[Point]] = {}
+    for point in bench.points:
+        found.setdefault(point.case, []).append(point)
+    repeated = sum(len(own) > 1 for own in found.values())
+    if not repeated:
+        return bench, 0
+    points = (own[0] if len(own) == 1 else _one(own) for own in found.values())
+    return replace(bench, points=tuple(points)), repeated
+
+
+def _one(own: Sequence[Point]) -> Point:
+    mean = sum(p.median_ns for p in own) / len(own)
+    low, high = min(p.p25_ns for p in own), max(p.p75_ns for p in own)
+    return Point(own[0].case, mean, low, high, sum(p.runs for p in own))
 
 
 def _kernels(bench: Bench) -> bool:

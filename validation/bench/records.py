@@ -301,8 +301,9 @@ def _point(table: JsonTable) -> Point:
 
 
 def held_out(points: Sequence[Point], folds: int, fold: int) -> tuple[list[Point], list[Point]]:
-    """Points to fit and points to hold back in that fold: by turns in the order of ops and sizes, so that each fold has
-    small and large ones of every op."""
+    """Points to fit and points to hold back in that fold: cases by turns in the order of ops and sizes, so that each
+    fold has small and large ones of every op, and what was measured of one case is on one side."""
+    cases = sorted({p.case for p in points}, key=lambda c: (OPS.index(c.op), c.sizes))
+    turn = {c: i % folds for i, c in enumerate(cases)}
     ordered = sorted(points, key=lambda p: (OPS.index(p.case.op), p.case.sizes))
-    kept = [p for i, p in enumerate(ordered) if i % folds != fold]
-    return kept, [p for i, p in enumerate(ordered) if i % folds == fold]
+    return [p for p in ordered if turn[p.case] != fold], [p for p in ordered if turn[p.case] == fold]

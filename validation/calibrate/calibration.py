@@ -22,6 +22,7 @@ import numpy.typing as npt
 from hbmtwin.kernels.profile import Coefficient, Profile, ProfileError, allreduce_key
 from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim import catalog
+from hbmtwin.validation.bench.joined import by_case
 from hbmtwin.validation.bench.peaks import measured_peaks
 from hbmtwin.validation.bench.records import OPS, Bench, BenchError, Op, Point, held_out
 from hbmtwin.validation.calibrate.collectives import LinkFit, fit_links
@@ -120,7 +121,10 @@ def calibrate(bench: Bench, *, name: str, made: str, device: str | None = None) 
     Raise BenchError where too little was measured, or the device is not known. Deterministic.
     """
     spec = device_of(bench, device)
+    bench, repeated = by_case(bench)
     points, left_out = usable(bench)
+    if repeated:
+        left_out += (f"repeats of {repeated} cases, each of which is one point: the mean of its medians",)
     check_times(points)
     link, no_link = fit_links(bench, FOLDS)
     left_out += no_link
