@@ -16,6 +16,7 @@ import typer
 
 from hbmtwin.cli.app import app
 from hbmtwin.kernels.attention.backends import BackendUnavailable, load
+from hbmtwin.kernels.profile import Coefficient, Profile
 from hbmtwin.sim.run import run as simulate
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.validation.emulated import EmulatorUnavailable, build, npu
@@ -271,6 +272,38 @@ def test_a_scenario_that_is_gone_or_broken(shell: Shell, recorded: Recorded) -> 
     assert answer.err.startswith(f"error: {result}/scenario.toml: is damaged, or of another release (seed: ")
     (result / "scenario.toml").unlink()
     assert shell("validate", "run", result).err.startswith(f"error: {result}: holds no scenario.toml")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "emulated"])
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("seed=7", "seed: 0 and 7)"),
+        ("engine.gpu_memory_utilization=0.8", "kv_budget_bytes: "),
+        ("device.name=ascend-910b2", "capacity_bytes: "),
+        (
+            "calibration.profile=other.json",
+            "basis: 'default, uncalibrated' and 'calibrated on ascend-910b4, profile o'; ",
+        ),
+    ],
+)
+def test_a_scenario_of_another_run_is_told_by_the_summary(
+    shell: Shell, recorded: Recorded, setting: str, told: str, backend: str
+) -> None:
+    result = recorded()
+    step = Coefficient(9.0, 9.0, 9.0, 0.0, 9, "H")
+    profile = Profile(name="o", device="ascend-910b4", made="m", source="s", coefficients={"step_overhead_ns": step})
+    Path("other.json").write_text(profile.to_json(), encoding="utf-8")
+    other = Scenario.load(preset="doubling", overrides=[*SETTINGS, setting])
+    (result / "scenario.toml").write_text(other.to_toml(), encoding="utf-8")
+    if setting.startswith("calibration"):
+        (result / "other.json").write_text(profile.to_json(), encoding="utf-8")
+    answer = shell("validate", "run", result, "--backend", backend)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith(f"error: {result}: summary.json and scenario.toml are not of one run (")
+    assert told in answer.err
+    assert "put back the run's own scenario.toml and files, or run it again into another directory: " in answer.err
+    assert answer.err.count("\n") == 1
 
 
 def test_a_trace_with_an_operation_that_is_none(shell: Shell, recorded: Recorded) -> None:

@@ -18,6 +18,7 @@ from typing import Literal
 
 from hbmtwin.kernels.attention.interface import Backend
 from hbmtwin.sim.scenario import Scenario
+from hbmtwin.sim.server_memory import ServerMemory
 from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.validation.allocator import EmulatedBackend
 from hbmtwin.validation.device import DeviceBackend
@@ -28,6 +29,7 @@ from hbmtwin.validation.run_replay.interleaved import interleave
 from hbmtwin.validation.run_replay.kernels import KernelReplay, NoKernels, check_attention, replay_kernels
 from hbmtwin.validation.run_replay.memory import MemoryReplay, replay_memory
 from hbmtwin.validation.run_replay.report import RunReplay
+from hbmtwin.validation.run_replay.same_run import check_same_run
 from hbmtwin.validation.run_replay.source import MAX_DEVICE_OPERATIONS, MAX_OPERATIONS, RecordedRun, load_run
 from hbmtwin.validation.run_replay.step_report import StepReplay
 from hbmtwin.validation.run_replay.steps import StepOptions, replay_steps
@@ -70,6 +72,7 @@ def replay_run(
     memory_absent = kernels_absent = steps_absent = ""
     if backend == "cpu":
         memory_absent, plan = NO_MEMORY, ServerPlan(run.scenario)
+        check_same_run(run, plan, ServerMemory(plan))
         steps, steps_absent = _steps(run, plan, backend, options, attention_only, told, done)
         if steps is None:
             kernels = replay_kernels(run, plan, "cpu", max_steps=options.steps, done=done, threads=options.threads)
@@ -78,10 +81,12 @@ def replay_run(
     elif backend == "emulated":
         kernels_absent, steps_absent = NO_KERNELS, NO_STEPS
         setup = set_up(run, backend)
+        check_same_run(run, setup.plan, setup.memory)
         with EmulatedNpu() as npu:
             memory = replay_memory(run, EmulatedBackend(npu), setup)
     else:
         setup, device = set_up(run, backend), DeviceBackend(backend)
+        check_same_run(run, setup.plan, setup.memory)
         memory = replay_memory(run, device, setup)
         try:
             check_attention(setup.plan)
