@@ -15,6 +15,7 @@ import typer
 from hbmtwin.cli.exits import FAILURE, OK, USAGE, UsageError
 from hbmtwin.cli.options import Json
 from hbmtwin.cli.output import json_text, stdout, write_whole
+from hbmtwin.cli.places import check_file_place
 
 if TYPE_CHECKING:
     from hbmtwin.kernels.profile import Profile
@@ -67,7 +68,7 @@ def bench_kernels(
     """Time attention, matrix products and whole steps of a small decoder."""
     for option, path in (("--out", out), ("--picture", picture)):
         if path is not None:
-            check_place(option, path)
+            check_file_place(option, path)
     begin = time.monotonic()
     bench = _measured(backend, grid, dtype, threads, cap_bytes(backend, memory_gib))
     wall_s = time.monotonic() - begin
@@ -107,7 +108,7 @@ def calibrate(
     json_: Json = False,
 ) -> int:
     """Fit the cost model to measured times, and write the profile."""
-    check_place("--out", out)
+    check_file_place("--out", out)
     for source in (*(from_bench or ()), *filter(None, [from_engine_log])):
         if source.exists() and out.exists() and source.samefile(out):
             raise UsageError(f"--out: {out} is what the profile is made from; name another file")
@@ -135,14 +136,6 @@ def calibrate(
     else:
         _print_calibration(done, out)
     return OK
-
-
-def check_place(option: str, path: Path) -> None:
-    """Before minutes of measuring. Raise UsageError where no file can be."""
-    if path.is_dir():
-        raise UsageError(f"{option}: {path} is a directory; name a file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option}: there is no directory {path.parent}; make it first")
 
 
 def _check_twice(files: list[Path]) -> None:

@@ -17,12 +17,12 @@ from hbmtwin.cli.bench import (
     Unusable,
     cap_bytes,
     check_dtype,
-    check_place,
     told_of_grid,
 )
 from hbmtwin.cli.exits import OK, UsageError
 from hbmtwin.cli.options import Json
 from hbmtwin.cli.output import json_text, stdout, write_whole
+from hbmtwin.cli.places import check_file_place
 
 if TYPE_CHECKING:
     from hbmtwin.validation.bench.records import Bench, Case
@@ -51,7 +51,7 @@ def bench_collectives(
     check_dtype(dtype)
     for option, path in (("--out", out), ("--picture", picture)):
         if path is not None:
-            check_place(option, path)
+            check_file_place(option, path)
     begin = time.monotonic()
     bench = _measured(backend, ranks, grid, dtype, cap_bytes(backend, memory_gib))
     wall_s = time.monotonic() - begin

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hbmtwin.cli.exits import DIFFERS, OK, UsageError
+from hbmtwin.cli.exits import DIFFERS, OK
 from hbmtwin.cli.options import Json
-from hbmtwin.cli.output import json_text, stdout
+from hbmtwin.cli.output import json_text, stdout, write_whole
+from hbmtwin.cli.places import check_directory_place
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,8 +77,8 @@ def validate_run(
     The run needs two tables: --set results.steps=true --set results.memory_trace=true, and
     memory.activations=per_layer for every tensor of its steps.
     """
-    if out is not None and out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is no directory; name another one for --out")
+    if out is not None:
+        check_directory_place("--out", out)
     from hbmtwin.validation.run_replay.steps import StepOptions
 
     options = StepOptions(steps, layers, limit_s, threads)
@@ -86,7 +87,7 @@ def validate_run(
         from hbmtwin.dashboard.run_replay_page import write_run_replay
 
         write_run_replay(report, out / PAGE)
-        (out / SUMMARY).write_text(json_text(report.to_dict()) + "\n", encoding="utf-8")
+        write_whole(out / SUMMARY, json_text(report.to_dict()) + "\n")
     if json_:
         print(json_text(report.to_dict()))
     else:

@@ -98,6 +98,12 @@ def test_what_makes_no_sense_is_refused(shell: Shell, arguments: list[str], said
         (["bench", "kernels", "--out", "."], "--out: . is a directory"),
         (["bench", "kernels", "--picture", "no/b.html"], "--picture: there is no directory no"),
         (["calibrate", "--out", "no/p.json"], "--out: there is no directory no"),
+        (["bench", "kernels", "--out", "/proc/b.json"], "--out: /proc/b.json cannot be written: No such file"),
+        (["bench", "kernels", "--picture", "/proc/b.html"], "--picture: /proc/b.html cannot be written: No such"),
+        (["bench", "collectives", "--ranks", "2", "--out", "/proc/c.json"], "--out: /proc/c.json cannot be written: "),
+        (["calibrate", "--out", "/proc/p.json"], "cannot be written: No such file or directory; name a file in a dir"),
+        (["calibrate", "--out", "x" * 300], "x cannot be written: File name too long; name a file in a directory"),
+        (["calibrate", "--out", "b.json/p.json"], "--out: there is no directory b.json; make it first"),
         (["calibrate", "--from-bench", "b.json", "--out", "b.json"], "--out: b.json is what the profile is made from"),
     ],
 )
@@ -111,6 +117,7 @@ def test_a_place_that_takes_no_file_is_refused_before_anything_is_measured(
     assert answer.code == 2
     assert said in answer.err
     assert Path("b.json").read_text(encoding="utf-8") == before
+    assert [path.name for path in Path().iterdir()] == ["b.json"]
 
 
 def test_a_profile_is_written_whole_or_not_at_all(

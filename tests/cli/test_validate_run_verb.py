@@ -338,7 +338,28 @@ def test_out_that_is_a_file(shell: Shell, recorded: Recorded, tmp_path: Path) ->
     (tmp_path / "page").write_text("", encoding="utf-8")
     answer = shell("validate", "run", recorded(), "--out", "page")
     assert answer.code == 2
-    assert answer.err == "error: page is no directory; name another one for --out\n"
+    assert answer.err == "error: --out: page is no directory; name another one\n"
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [("/proc/no/replay", "No such file or directory"), ("page/below", "Not a directory"), ("x" * 300, "File name too")],
+)
+def test_an_out_that_cannot_be_is_told_before_anything_is_replayed(
+    shell: Shell, tmp_path: Path, out: str, why: str
+) -> None:
+    (tmp_path / "page").write_text("", encoding="utf-8")
+    answer = shell("validate", "run", "gone", "--out", out)  # the run is not there, which would be told next
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: --out: {out} cannot be written: {why}")
+    assert answer.err.endswith("; name a directory that you may write into\n")
+
+
+def test_a_trial_of_out_leaves_nothing(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for out in ("new/deep/er", "there"):
+        assert shell("validate", "run", "gone", "--out", out).err.startswith("error: gone: is not there")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
 def test_kernels_need_no_trace_and_say_where_torch_is_missing(
