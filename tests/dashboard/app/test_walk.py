@@ -388,6 +388,7 @@ def test_the_language_is_switched_and_what_was_chosen_stays(screen: Screen) -> N
         ("large.toml", b"#" * (2 << 20), "1MB"),
         ("deep.toml", b"a = " + b"[" * 100_000, "deep.toml"),
     ],
+    ids=["bad", "bomb", "large", "deep"],
 )
 def test_a_bad_file_is_told_and_the_page_stays(
     screen: Screen, tmp_path: Path, name: str, content: bytes, told: str
