@@ -17,6 +17,7 @@ from hbmtwin.dashboard.bench_figure import bench_figure, write_bench_page
 from hbmtwin.dashboard.collectives_figure import collectives_figure
 from hbmtwin.kernels.profile import read_profile
 from hbmtwin.validation.bench import collectives as bench_collectives
+from hbmtwin.validation.bench import kernels as bench_kernels
 from hbmtwin.validation.bench.records import OPS, Bench, MemoryFigure, read_bench
 
 from ..validation.test_calibrate import bench
@@ -152,6 +153,28 @@ def test_a_backend_that_is_not_here_is_told_with_its_cure(shell: Shell, monkeypa
     answer = shell("bench", "kernels")
     assert answer.code == 1
     assert "pip install 'hbmtwin[torch]'" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        ((), "Peaks: 20.0 GB/s and 175 GFLOP/s, of its own fastest copy and product. Times"),
+        (("copy",), "Peak: 175 GFLOP/s, of its own fastest product; that of GB/s is not known, since the grid has no"),
+        (("matmul",), "Peak: 20.0 GB/s, of its own fastest copy; that of GFLOP/s is not known, since the grid has no"),
+        (("copy", "matmul"), "No peak is known, since the grid has neither copy nor matmul. Times are medians"),
+    ],
+)
+def test_a_peak_that_was_not_measured_is_not_told_as_0(
+    shell: Shell, left_out: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench()
+    some = replace(b, points=tuple(p for p in b.points if p.case.op not in left_out))
+    monkeypatch.setattr(bench_kernels, "run_bench", lambda *arguments, **options: some)
+    answer = shell("bench", "kernels")
+    assert answer.code == 0, answer.err
+    assert said in " ".join(answer.out.split())
+    assert " 0.0 GB/s" not in answer.out
+    assert " 0 GFLOP/s" not in answer.out
 
 
 def test_the_picture_has_every_point_and_the_same_bytes(tmp_path: Path) -> None:
