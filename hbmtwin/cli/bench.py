@@ -61,7 +61,9 @@ def bench_kernels(
     dtype: Dtype = "bfloat16",
     threads: Threads = 1,
     memory_gib: MemoryGib = None,
-    out: Annotated[Path | None, typer.Option(help="File for the times, which `hbmtwin calibrate` reads.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the times, which `hbmtwin calibrate` reads; an older one is replaced.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="HTML page: what was reached of the device's peak.")] = None,
     json_: Json = False,
 ) -> int:
@@ -86,7 +88,9 @@ def bench_kernels(
 
 
 def calibrate(
-    out: Annotated[Path, typer.Option(help="File of the profile, for calibration.profile of a scenario.")],
+    out: Annotated[
+        Path, typer.Option(help="File of the profile, for calibration.profile of a scenario; an older one is replaced.")
+    ],
     backend: BackendOption = Side.CPU,
     grid: Grid = "full",
     dtype: Dtype = "bfloat16",

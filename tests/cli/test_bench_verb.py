@@ -246,6 +246,43 @@ def test_a_file_that_is_named_twice_is_refused(shell: Shell, again: str) -> None
     assert not Path("p.json").exists()
 
 
+def test_all_reduces_alone_are_told_what_to_put_beside_them(shell: Shell) -> None:
+    Path("c.json").write_text(measured().to_json(), encoding="utf-8")
+    answer = shell("calibrate", "--from-bench", "c.json", "--out", "p.json")
+    assert answer.code == 2
+    assert answer.err == (
+        "error: --from-bench: no times of kernels, and a profile needs them beside those of all-reduces; make them on "
+        "the same machine with hbmtwin bench kernels --out bench.json, and name both: --from-bench bench.json\n"
+    )
+
+
+@pytest.mark.parametrize("verb", [("bench", "kernels"), ("bench", "collectives"), ("calibrate",)])
+def test_the_help_says_that_an_older_file_is_replaced(shell: Shell, verb: tuple[str, ...]) -> None:
+    assert "an older one is replaced" in " ".join(shell(*verb, "--help").out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "run/meta.json: is not there; a served run has meta.json, timeseries.csv and requests.jsonl: name its"),
+        ({"meta.json": "{"}, "run/meta.json: is no JSON (Expecting property name"),
+        (
+            {"meta.json": '{"model": "m", "vllm_version": "0.19", "engine_kwargs": {}}'},
+            "run/timeseries.csv: is not there; a served run has meta.json, timeseries.csv and requests.jsonl",
+        ),
+    ],
+)
+def test_a_served_run_that_lacks_a_file_is_told_in_words(shell: Shell, files: dict[str, str], said: str) -> None:
+    Path("run").mkdir()
+    for name, text in files.items():
+        (Path("run") / name).write_text(text)
+    log = ("--from-engine-log", "run", "--model", "qwen3-32b", "--device", "h200")
+    answer = shell("calibrate", *log, "--out", "p.json")
+    assert answer.code == 2
+    assert answer.err.startswith(f"error: --from-engine-log: {said}")
+    assert "Errno" not in answer.err
+
+
 def test_a_second_measurement_of_the_same_cases_adds_no_points(shell: Shell) -> None:
     Path("a.json").write_text(bench(0.02).to_json(), encoding="utf-8")
     Path("b.json").write_text(bench(0.02, seed=2).to_json(), encoding="utf-8")
