@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hbmtwin.kernels.profile import MEMORY
-from hbmtwin.validation.bench.grid import read_grid
+from hbmtwin.validation.bench.grid import collectives_of, read_grid
 from hbmtwin.validation.bench.records import COLLECTIVES, MEMORY_FIGURES, OPS
 
 from .test_on_ascend_page import found
@@ -31,6 +31,20 @@ def test_its_grid_is_one_and_its_table_has_every_op(tmp_path: Path) -> None:
     assert len(read_grid(tmp_path / "g.json")) == 8
     timed = PAGE.partition("## What is timed")[2].partition("Operands are")[0]
     assert [op for op in OPS if op not in COLLECTIVES and f"`{op}`" not in timed] == []
+
+
+def test_its_sizes_of_messages_are_those_of_the_grid() -> None:
+    found = {}
+    for backend in ("cpu", "cuda", "npu"):
+        sizes = [c.named()["bytes"] for c in collectives_of("full", backend, (2,), 2)]
+        found[backend] = (len(sizes), sizes[0], sizes[-1])
+    assert found == {"cpu": (10, 2 << 10, 1 << 20), "cuda": (14, 8 << 10, 64 << 20), "npu": (14, 8 << 10, 64 << 20)}
+    words = " ".join(PAGE.split())
+    assert "of 1 to 8192 tokens, 8 KiB to 64 MiB," in words
+    assert "on a CPU of 1 to 512 tokens of a smaller model, 2 KiB to 1 MiB" in words
+    assert "`--grid full` has fourteen, on a CPU ten." in words
+    ascend = (Path(__file__).resolve().parents[1] / "docs" / "on-ascend.md").read_text(encoding="utf-8")
+    assert "fourteen sizes of message from 8 KiB to 64 MiB" in ascend
 
 
 def test_its_python_runs() -> None:

@@ -61,7 +61,9 @@ def bench_kernels(
     dtype: Dtype = "bfloat16",
     threads: Threads = 1,
     memory_gib: MemoryGib = None,
-    out: Annotated[Path | None, typer.Option(help="File for the times, which `hbmtwin calibrate` reads.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the times, which `hbmtwin calibrate` reads; an older one is replaced.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="HTML page: what was reached of the device's peak.")] = None,
     json_: Json = False,
 ) -> int:
@@ -86,7 +88,9 @@ def bench_kernels(
 
 
 def calibrate(
-    out: Annotated[Path, typer.Option(help="File of the profile, for calibration.profile of a scenario.")],
+    out: Annotated[
+        Path, typer.Option(help="File of the profile, for calibration.profile of a scenario; an older one is replaced.")
+    ],
     backend: BackendOption = Side.CPU,
     grid: Grid = "full",
     dtype: Dtype = "bfloat16",
@@ -252,7 +256,7 @@ def _print_bench(bench: Bench, wall_s: float) -> None:
     from hbmtwin.validation.bench.peaks import bytes_and_flops_per_s, peaks_of
 
     console = stdout()
-    peak_bytes, peak_flops, whose = peaks_of(bench)
+    peak_bytes, peak_flops, _ = peaks_of(bench)
     console.print(f"[bold]{bench.kernels}[/bold], {bench.dtype}, on {bench.device}, torch {bench.torch}", markup=True)
     cells = []
     for p in bench.points:
@@ -268,13 +272,28 @@ def _print_bench(bench: Bench, wall_s: float) -> None:
     header = ("op", "sizes", "median\n(us)", "quartiles\n(us)", "GB/s", "% of\npeak", "GFLOP/s", "% of\npeak")
     print_table(console, header, cells, words=("op", "sizes", "quartiles\n(us)"))
     console.print(
-        f"Peaks: {peak_bytes / 1e9:,.1f} GB/s and {peak_flops / 1e9:,.0f} GFLOP/s, {whose}. Times are medians over "
-        f"{bench.points[0].runs} samples by {bench.clock} time; operands are in no cache. Took {wall_s:.1f} s.",
+        f"{_peaks_in_words(bench)} Times are medians over {bench.points[0].runs} samples "
+        f"by {bench.clock} time; operands are in no cache. Took {wall_s:.1f} s.",
         style="dim",
     )
     for name, size, _, confidence in bench.memory:
         if size is not None:
             console.print(f"{name}: {size:,} bytes (confidence {confidence}; how is in the file)", style="dim")
+
+
+def _peaks_in_words(bench: Bench) -> str:
+    """A peak that was not measured is not told, and neither are shares of it."""
+    from hbmtwin.validation.bench.peaks import peaks_of
+
+    peak_bytes, peak_flops, whose = peaks_of(bench)
+    gigabytes, gigaflops = f"{peak_bytes / 1e9:,.1f} GB/s", f"{peak_flops / 1e9:,.0f} GFLOP/s"
+    if peak_bytes and peak_flops:
+        return f"Peaks: {gigabytes} and {gigaflops}, {whose}."
+    if peak_flops:
+        return f"Peak: {gigaflops}, {whose}; that of GB/s is not known, since the grid has no copy."
+    if peak_bytes:
+        return f"Peak: {gigabytes}, {whose}; that of GFLOP/s is not known, since the grid has no matmul."
+    return "No peak is known, since the grid has neither copy nor matmul."
 
 
 def _print_calibration(done: Calibration, out: Path) -> None:

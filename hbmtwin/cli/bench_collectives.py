@@ -42,7 +42,10 @@ def bench_collectives(
     dtype: Dtype = "bfloat16",
     memory_gib: MemoryGib = None,
     out: Annotated[
-        Path | None, typer.Option(help="File for the times, which `hbmtwin calibrate` reads beside those of kernels.")
+        Path | None,
+        typer.Option(
+            help="File for the times, which `hbmtwin calibrate` reads beside kernels'; an older one is replaced."
+        ),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="HTML page: time and bandwidth against the message.")] = None,
     json_: Json = False,

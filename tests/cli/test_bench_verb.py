@@ -17,6 +17,7 @@ from hbmtwin.dashboard.bench_figure import bench_figure, write_bench_page
 from hbmtwin.dashboard.collectives_figure import collectives_figure
 from hbmtwin.kernels.profile import read_profile
 from hbmtwin.validation.bench import collectives as bench_collectives
+from hbmtwin.validation.bench import kernels as bench_kernels
 from hbmtwin.validation.bench.records import OPS, Bench, MemoryFigure, read_bench
 
 from ..validation.test_calibrate import bench
@@ -154,6 +155,28 @@ def test_a_backend_that_is_not_here_is_told_with_its_cure(shell: Shell, monkeypa
     assert "pip install 'hbmtwin[torch]'" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        ((), "Peaks: 20.0 GB/s and 175 GFLOP/s, of its own fastest copy and product. Times"),
+        (("copy",), "Peak: 175 GFLOP/s, of its own fastest product; that of GB/s is not known, since the grid has no"),
+        (("matmul",), "Peak: 20.0 GB/s, of its own fastest copy; that of GFLOP/s is not known, since the grid has no"),
+        (("copy", "matmul"), "No peak is known, since the grid has neither copy nor matmul. Times are medians"),
+    ],
+)
+def test_a_peak_that_was_not_measured_is_not_told_as_0(
+    shell: Shell, left_out: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench()
+    some = replace(b, points=tuple(p for p in b.points if p.case.op not in left_out))
+    monkeypatch.setattr(bench_kernels, "run_bench", lambda *arguments, **options: some)
+    answer = shell("bench", "kernels")
+    assert answer.code == 0, answer.err
+    assert said in " ".join(answer.out.split())
+    assert " 0.0 GB/s" not in answer.out
+    assert " 0 GFLOP/s" not in answer.out
+
+
 def test_the_picture_has_every_point_and_the_same_bytes(tmp_path: Path) -> None:
     b = bench()
     figure = bench_figure(b)
@@ -221,6 +244,43 @@ def test_a_file_that_is_named_twice_is_refused(shell: Shell, again: str) -> None
     named = Path(again)
     assert answer.err == f"error: --from-bench: {named} {what}, whose points are no further ones; name it once\n"
     assert not Path("p.json").exists()
+
+
+def test_all_reduces_alone_are_told_what_to_put_beside_them(shell: Shell) -> None:
+    Path("c.json").write_text(measured().to_json(), encoding="utf-8")
+    answer = shell("calibrate", "--from-bench", "c.json", "--out", "p.json")
+    assert answer.code == 2
+    assert answer.err == (
+        "error: --from-bench: no times of kernels, and a profile needs them beside those of all-reduces; make them on "
+        "the same machine with hbmtwin bench kernels --out bench.json, and name both: --from-bench bench.json\n"
+    )
+
+
+@pytest.mark.parametrize("verb", [("bench", "kernels"), ("bench", "collectives"), ("calibrate",)])
+def test_the_help_says_that_an_older_file_is_replaced(shell: Shell, verb: tuple[str, ...]) -> None:
+    assert "an older one is replaced" in " ".join(shell(*verb, "--help").out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "run/meta.json: is not there; a served run has meta.json, timeseries.csv and requests.jsonl: name its"),
+        ({"meta.json": "{"}, "run/meta.json: is no JSON (Expecting property name"),
+        (
+            {"meta.json": '{"model": "m", "vllm_version": "0.19", "engine_kwargs": {}}'},
+            "run/timeseries.csv: is not there; a served run has meta.json, timeseries.csv and requests.jsonl",
+        ),
+    ],
+)
+def test_a_served_run_that_lacks_a_file_is_told_in_words(shell: Shell, files: dict[str, str], said: str) -> None:
+    Path("run").mkdir()
+    for name, text in files.items():
+        (Path("run") / name).write_text(text)
+    log = ("--from-engine-log", "run", "--model", "qwen3-32b", "--device", "h200")
+    answer = shell("calibrate", *log, "--out", "p.json")
+    assert answer.code == 2
+    assert answer.err.startswith(f"error: --from-engine-log: {said}")
+    assert "Errno" not in answer.err
 
 
 def test_a_second_measurement_of_the_same_cases_adds_no_points(shell: Shell) -> None:

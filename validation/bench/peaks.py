@@ -9,6 +9,8 @@ from hbmtwin.sim.phrases import Phrase, Said
 from hbmtwin.validation.bench.records import Bench, Point, work_of
 
 OWN = Phrase("of its own fastest copy and product", "取自身最快的拷贝和矩阵乘")
+OWN_COPY = Phrase("of its own fastest copy", "取自身最快的拷贝")
+OWN_PRODUCT = Phrase("of its own fastest product", "取自身最快的矩阵乘")
 OF_CATALOG = Phrase("as the catalog has them of {device}", "目录中 {device} 的参数")
 
 
@@ -30,11 +32,9 @@ def bytes_and_flops_per_s(point: Point, dtype_bytes: int) -> tuple[float, float]
 def measured_peaks(bench: Bench) -> Peaks:
     """The fastest copy, both ways, and the fastest matrix product."""
     reached = [(p.case.op, *bytes_and_flops_per_s(p, bench.dtype_bytes)) for p in bench.points]
-    return Peaks(
-        max((moved for op, moved, _ in reached if op == "copy"), default=0.0),
-        max((flops for op, _, flops in reached if op == "matmul"), default=0.0),
-        Said.of(OWN),
-    )
+    moved = max((moved for op, moved, _ in reached if op == "copy"), default=0.0)
+    flops = max((flops for op, _, flops in reached if op == "matmul"), default=0.0)
+    return Peaks(moved, flops, Said.of(OWN if bool(moved) == bool(flops) else OWN_COPY if moved else OWN_PRODUCT))
 
 
 def peaks_of(bench: Bench) -> Peaks:

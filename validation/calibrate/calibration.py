@@ -24,7 +24,7 @@ from hbmtwin.kernels.records import DeviceSpec
 from hbmtwin.sim import catalog
 from hbmtwin.validation.bench.joined import by_case
 from hbmtwin.validation.bench.peaks import measured_peaks
-from hbmtwin.validation.bench.records import OPS, Bench, BenchError, Op, Point, held_out
+from hbmtwin.validation.bench.records import COLLECTIVES, OPS, Bench, BenchError, Op, Point, held_out
 from hbmtwin.validation.calibrate.collectives import LinkFit, fit_links
 from hbmtwin.validation.calibrate.memory import memory_of_bench
 from hbmtwin.validation.calibrate.model import (
@@ -189,6 +189,11 @@ def usable(bench: Bench) -> tuple[list[Point], tuple[str, ...]]:
     Raise BenchError where there are too few of an op that is needed.
     """
     by_op = {op: [p for p in bench.points if p.case.op == op] for op in OPS}
+    if all(p.case.op in COLLECTIVES for p in bench.points):
+        raise BenchError(
+            "--from-bench: no times of kernels, and a profile needs them beside those of all-reduces; make them on the "
+            "same machine with hbmtwin bench kernels --out bench.json, and name both: --from-bench bench.json"
+        )
     left_out = []
     decode: Op = "paged_decode" if by_op["paged_decode"] else "decode"
     if decode == "paged_decode" and by_op["decode"]:

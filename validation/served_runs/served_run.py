@@ -120,7 +120,13 @@ def read_served_run(directory: Path) -> ServedRun:
     try:
         meta = json.loads(where.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ServedRunError(f"{where}: {error}; a served run has {META}, {SERIES} and {REQUESTS}") from None
+        what = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is no JSON ({error})"
+        if isinstance(error, FileNotFoundError):
+            what = "is not there"
+        raise ServedRunError(
+            f"{where}: {what}; a served run has {META}, {SERIES} and {REQUESTS}: name its directory, or the file of a "
+            "server's log"
+        ) from None
     if not isinstance(meta, dict) or not isinstance(meta.get("engine_kwargs"), dict):
         raise ServedRunError(f"{where}: engine_kwargs: missing; it holds the server's settings")
     for key in ("model", "vllm_version"):
@@ -158,8 +164,11 @@ def read_time_series(path: Path) -> tuple[Interval, ...]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ServedRunError(f"{path}: {error}") from None
+    except OSError as error:
+        what = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise ServedRunError(f"{path}: {what}; a served run has {META}, {SERIES} and {REQUESTS}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ServedRunError(f"{path}: is no CSV ({error}); a served run has {META}, {SERIES} and {REQUESTS}") from None
     found: list[Interval] = []
     before = 0.0
     for line, row in enumerate(rows, 2):
