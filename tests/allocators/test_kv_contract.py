@@ -105,7 +105,7 @@ def as_seen(s: KVSequence) -> tuple[object, ...]:
 def test_a_policy_says_what_it_is(name: str, cls: type[KVPolicy]) -> None:
     assert cls.name == name
     assert isinstance(cls.requires, frozenset)
-    assert cls.offers <= {"one_piece", "park", "preempt", "prefix_cache", "reject"}
+    assert cls.offers <= {"one_piece", "park", "plan_ahead", "preempt", "prefix_cache", "reject"}
     assert is_dataclass(cls.Config)
     assert cls.Config.__dataclass_params__.frozen
     assert "max_model_len" in {field.name for field in fields(cls.Config)}

@@ -320,8 +320,10 @@ def test_csv_reads_back_as_the_tables(pressed: Result, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fmt", EXPORT_FORMATS)
 def test_the_same_result_makes_the_same_bytes_also_when_it_was_stored(
-    fmt: str, pressed: Result, tmp_path: Path
+    fmt: str, pressed: Result, dead: Result, tmp_path: Path
 ) -> None:
+    if fmt == "last_operations":  # of a run that died
+        pressed = dead
     pressed.save(tmp_path / "result")
     stored = Result.load(tmp_path / "result")
     written = []

@@ -105,10 +105,13 @@ def test_killed_and_interrupted_it_ends_as_if_it_had_not_been(tiny: Path) -> Non
         before = there
         if stop == signal.SIGINT:
             assert server.returncode == 130
-            assert err.decode().splitlines()[-2:] == [
-                f"note: {len(there)} runs are stored in out; the same command goes on from there",
-                "interrupted",
+            told = [  # one may have landed that the interrupt kept from being counted
+                f"note: {count} runs are stored in out; the same command goes on from there"
+                for count in (len(there), len(there) - 1)
             ]
+            *_, note, last = err.decode().splitlines()
+            assert note in told
+            assert last == "interrupted"
     assert f"{RUNS} runs; {len(before)} of them are in out already" in finish(tiny, "out")
     after = stored(out)
     assert len(after) == RUNS

@@ -120,7 +120,7 @@ def test_a_missing_wheel_is_told_with_the_command(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(build, "require_machine", lambda: None)
     monkeypatch.setattr(build, "version", absent)
-    with pytest.raises(EmulatorUnavailable, match=r"torch-npu is not installed; pip install torch==2\.13\.0 and then"):
+    with pytest.raises(EmulatorUnavailable, match=r"torch-npu is not installed; pip install torch==2\.13\.0 &&"):
         build_emulator()
 
 
