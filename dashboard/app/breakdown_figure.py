@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from hbmtwin.api import Fit
 from hbmtwin.dashboard.figures import style
 from hbmtwin.dashboard.palette import ALARM, MEMORY, PAPER
+from hbmtwin.sim.budget.memory_budget import MemoryBudget
 from hbmtwin.sim.fit import words
 from hbmtwin.sim.phrases import Lang
 
@@ -27,11 +27,11 @@ COLOURS = {
 """As far as they mean the same, those of the memory picture."""
 
 
-def breakdown_bar(fit: Fit, lang: Lang) -> go.Figure:
+def breakdown_bar(budget: MemoryBudget, lang: Lang) -> go.Figure:
     """A horizontal bar, a piece a line of the budget; where more is asked than there is, the device ends within it."""
     figure = go.Figure()
-    total = fit.budget.total_bytes
-    for line in fit.budget.lines:
+    total = budget.total_bytes
+    for line in budget.lines:
         if line.bytes <= 0:
             continue
         label, known = words.label(line.item).text(lang), words.how_known(line).text(lang)
@@ -47,7 +47,7 @@ def breakdown_bar(fit: Fit, lang: Lang) -> go.Figure:
             insidetextanchor="middle",
             textangle=0,
         )
-    asked = sum(max(0, line.bytes) for line in fit.budget.lines)
+    asked = sum(max(0, line.bytes) for line in budget.lines)
     style(figure, 210)
     figure.update_layout(
         barmode="stack",

@@ -208,8 +208,9 @@ def _start(
 ) -> None:
     """A button that starts the job, and how far it is."""
     key = f"{kind}-{hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]}"
-    if st.button(text(START), type="primary", disabled=not usable or jobs.busy(kind), key=f"start-{kind}"):
-        jobs.start(kind, key, {**job, "out": str(jobs.shared().kept.path(key))})
+    pressed = st.button(text(START), type="primary", disabled=not usable or jobs.busy(kind), key=f"start-{kind}")
+    if pressed and jobs.start(kind, key, {**job, "out": str(jobs.shared().kept.path(key))}):
+        st.rerun()
     if jobs.done(kind, words) is not None:
         st.rerun()
 

@@ -89,9 +89,11 @@ def show() -> None:
     left_out: dict[str, str] = st.session_state.get("left-out", {}).get(key, {})
     there = {name: result for name, result in results.items() if result is not None}
     complete = there.keys() | left_out.keys() >= wanted.keys()
-    if jobs.start_button(text(RUN), disabled=complete or jobs.busy(SLOT)):
+    if jobs.asked() and not complete:
         job = {"verb": "compare", "settings": settings, "policies": policies, "variants": variants, "out": out}
-        jobs.start(SLOT, key, job)
+        if jobs.start(SLOT, key, job):
+            st.rerun()
+    jobs.start_button(text(RUN), disabled=complete or jobs.busy(SLOT))
     task = jobs.done(SLOT, _progress)
     if task is not None:
         st.session_state.setdefault("left-out", {})[key] = task.outcome["left_out"]

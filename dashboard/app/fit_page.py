@@ -57,7 +57,7 @@ def show() -> None:
         return
     _verdict(answer)
     _figures(answer)
-    draw(breakdown_bar(answer, lang()), key="breakdown")
+    draw(breakdown_bar(answer.budget, lang()), key="breakdown")
     left, right = st.columns([3, 2])
     with left:
         _lines(answer)

@@ -33,6 +33,9 @@ LOST = Phrase(
     "执行该任务的进程被系统终止（常见原因是主机内存不足）。其他内容未受影响：请重新运行，或减少请求数。",
 )
 EVERY_S = 0.25
+AT_ONCE_S = 1.0
+"""So long a click waits for what it asked for: what is done by then is drawn without a word of progress."""
+BUTTON = "run"
 LOADED = 12
 """Results in memory, of all sessions together."""
 
@@ -67,9 +70,14 @@ def result_of(scenario: Scenario) -> Result | None:
         return None
 
 
-def start_button(label: str, *, disabled: bool) -> bool:
+def asked() -> bool:
+    """Whether the button that :func:`start_button` draws has been pressed; known before it is drawn anew."""
+    return bool(st.session_state.get(BUTTON))
+
+
+def start_button(label: str, *, disabled: bool) -> None:
     """The button of a page that starts what takes long."""
-    return st.button(label, type="primary", icon=":material/play_arrow:", disabled=disabled, key="run")
+    st.button(label, type="primary", icon=":material/play_arrow:", disabled=disabled, key=BUTTON)
 
 
 def key_of(scenario: Scenario) -> str:
@@ -84,15 +92,19 @@ def key_of(scenario: Scenario) -> str:
     return f"{name}-{hashlib.sha256(repr((stored, limits)).encode()).hexdigest()[:8]}"
 
 
-def start(slot: str, key: str, job: Mapping[str, Any]) -> None:
-    """Begin a job of this session under *slot*, in place of one that is under way there; draw the page anew."""
+def start(slot: str, key: str, job: Mapping[str, Any]) -> bool:
+    """Begin a job of this session under *slot*, in place of one that is under way there; what is short is done by then.
+
+    Return whether it has begun: the page is to be drawn with it. If not, why not is drawn.
+    """
     leave(slot)
     try:
-        _tasks()[slot] = shared().workers.start(key, job)
+        task = _tasks()[slot] = shared().workers.start(key, job)
     except TooManyJobs as error:
         st.error(as_text(str(error)))
-        return
-    st.rerun()  # the button that started it is drawn already, as one that could start it again
+        return False
+    task.wait(AT_ONCE_S)
+    return True
 
 
 def start_run(slot: str, scenario: Scenario) -> None:

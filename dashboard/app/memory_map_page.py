@@ -113,7 +113,8 @@ def _operations(result: Result, key: str) -> None:
     if tables is None:
         if st.button(text(LOOK), key="look", disabled=jobs.busy(WATCH)):
             job = {"verb": "operations", "result": str(kept.path(key)), "out": str(kept.path(f"{key}-operations"))}
-            jobs.start(WATCH, f"{key}-operations", job)
+            if jobs.start(WATCH, f"{key}-operations", job):
+                st.rerun()
         if jobs.done(WATCH, lambda said: (0.0, text(LOOKING))) is not None:
             st.rerun()
         return
@@ -147,7 +148,9 @@ def _cures(result: Result, key: str) -> None:
     rows = result.summary.get("what_would_hold") or st.session_state.get("cures", {}).get(key)
     if rows is None:
         if st.button(text(TRY), key="try", disabled=jobs.busy(SLOT)):
-            jobs.start(SLOT, f"cures-{key}", {"verb": "what_would_hold", "result": str(jobs.shared().kept.path(key))})
+            job = {"verb": "what_would_hold", "result": str(jobs.shared().kept.path(key))}
+            if jobs.start(SLOT, f"cures-{key}", job):
+                st.rerun()
         task = jobs.done(SLOT, lambda said: (0.0, text(TRYING, runs=said["runs"], name=said["name"])))
         if task is not None:
             st.session_state.setdefault("cures", {})[key] = task.outcome["rows"]

@@ -14,6 +14,7 @@ import streamlit as st
 
 from hbmtwin.api import CatalogError, Result, Scenario, ScenarioError
 from hbmtwin.dashboard.app import jobs, knobs
+from hbmtwin.dashboard.app.breakdown_figure import breakdown_bar
 from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.dashboard.app.settings_link import command, settings_of
 from hbmtwin.dashboard.app.theme import draw, draw_brushed
@@ -23,6 +24,7 @@ from hbmtwin.dashboard.palette import ALARM
 from hbmtwin.dashboard.remarks import remarks
 from hbmtwin.dashboard.verdict import goodput_text, headline, oom_in_words
 from hbmtwin.sim.phrases import Phrase
+from hbmtwin.sim.server_plan import ServerPlan
 
 TITLE = Phrase("What if?", "假设分析")
 RUN = Phrase("Run", "运行")
@@ -31,6 +33,7 @@ EMPTY = Phrase(
     "and what that does to latency.",
     "在左侧调整参数后点击运行：将看到设备显存随时间的去向、何时耗尽，以及对时延的影响。",
 )
+BEFORE = Phrase("The device before the first request", "首个请求到来之前的设备")
 NAME = Phrase("The run", "本次运行")
 SLOT = "what-if"
 DONE = Phrase("Completed", "已完成")
@@ -70,17 +73,21 @@ def show() -> None:
         return
     try:
         result = jobs.result_of(scenario)
+        if result is None and jobs.asked():
+            jobs.start_run(SLOT, scenario)
+            result = jobs.result_of(scenario)
     except (ScenarioError, CatalogError) as error:
         st.error(as_text(str(error)), icon=":material/edit:")
         return
-    if jobs.start_button(text(RUN), disabled=result is not None or jobs.busy(SLOT)):
-        jobs.start_run(SLOT, scenario)
-    if jobs.done(SLOT, jobs.of_run) is not None:
+    jobs.start_button(text(RUN), disabled=result is not None or jobs.busy(SLOT))
+    if jobs.done(SLOT, jobs.of_run) is not None and result is None:
         st.rerun()
     if jobs.busy(SLOT):
         return
     if result is None:
         st.info(text(EMPTY))
+        st.subheader(text(BEFORE))
+        draw(breakdown_bar(ServerPlan(scenario).budget, lang()), key="breakdown")
         _share(scenario)
         return
     _result(result)

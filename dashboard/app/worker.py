@@ -35,6 +35,8 @@ from hbmtwin.sim.sweep.sweep import about_sweep, points_of, sweep_table, write_t
 
 MOST_BYTES = 8 << 30
 """Of memory that a job may take: a million requests take one."""
+MOST_REQUESTS = 10_000_000
+"""Of one run: so many fill that memory, and more would be drawn for minutes before they did."""
 EVERY_S = 0.1
 """Between two words on how far a job is."""
 
@@ -67,6 +69,11 @@ def main() -> int:
 
 def do(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """Do one job; return what is told of it beside its results. Raise what the simulator raises."""
+    asked = Scenario.load(overrides=job.get("settings", ())).workload.num_prompts
+    if asked is not None and asked > MOST_REQUESTS:
+        raise api.ScenarioError(
+            f"workload.num_prompts: {asked:,} is more than the {MOST_REQUESTS:,} that a run may have here; ask for fewer"
+        )
     return VERBS[job["verb"]](job, tell)
 
 

@@ -53,11 +53,16 @@ class Task:
     watchers: int = 0
     """Sessions that wait for it."""
     _process: subprocess.Popen[str] | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen to it."""
         return self.state not in ("waiting", "running")
+
+    def wait(self, most_s: float) -> None:
+        """Return at its end, or after *most_s*."""
+        self._over.wait(most_s)
 
 
 class Workers:
@@ -147,8 +152,6 @@ class Workers:
             if not task.ended:
                 if "done" in said:
                     task.outcome = said
-                    if self._finished is not None:
-                        self._finished(task)
                     self._end(task, "done")
                 elif "error" in said:
                     task.message = said["error"]
@@ -156,6 +159,8 @@ class Workers:
                 else:
                     self._end(task, "lost")
             self._next()
+        if task.state == "done" and self._finished is not None:
+            self._finished(task)  # it may read a whole directory: nobody waits for it
         later = threading.Timer(WARM_UP_AFTER_S, self._warm_up)  # the picture that somebody waits for comes first
         later.daemon = True
         later.start()
@@ -163,6 +168,7 @@ class Workers:
     def _end(self, task: Task, state: State) -> None:
         """Called with the lock held."""
         task.state = state
+        task._over.set()
         self._under_way.pop(task.key, None)
         if task in self._waiting:
             self._waiting.remove(task)

@@ -79,6 +79,15 @@ def test_what_the_user_got_wrong_is_told_as_the_command_line_tells_it(workers: W
     )
 
 
+def test_more_requests_than_a_machine_holds_are_refused_at_once(workers: Workers, tmp_path: Path) -> None:
+    task = workers.start("a", job(["workload.num_prompts=1000000000"], tmp_path / "a"))
+    until(lambda: task.ended)
+    assert task.message == (
+        "workload.num_prompts: 1,000,000,000 is more than the 10,000,000 that a run may have here; ask for fewer"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_worker_that_is_killed_loses_its_job_only(workers: Workers, tmp_path: Path) -> None:
     task = workers.start("a", job(ENDLESS, tmp_path / "a"))
     until(lambda: bool(task.progress))
