@@ -13,6 +13,7 @@ from hbmtwin.dashboard.app import jobs, knobs
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.settings_link import command
 from hbmtwin.dashboard.app.theme import draw
+from hbmtwin.dashboard.app.wrong import show_wrong
 from hbmtwin.dashboard.figures import kv_utilization, latency_by_turn, memory_over_time
 from hbmtwin.dashboard.server_figure import server_over_time
 from hbmtwin.dashboard.verdict import headline, same_traffic
@@ -79,7 +80,7 @@ def show() -> None:
         wanted = scenarios_of(settings, policies, variants)
         results = {name: jobs.result_of(one) for name, one in wanted.items()}
     except (ScenarioError, CatalogError) as error:
-        st.error(as_text(str(error)), icon=":material/edit:")
+        show_wrong(error)
         return
     if not wanted:
         st.info(text(NOTHING))
@@ -101,7 +102,7 @@ def show() -> None:
     if jobs.busy(SLOT):
         return
     for name, why in left_out.items():
-        st.caption(text(LEFT_OUT, name=name, why=why))
+        st.caption(as_text(text(LEFT_OUT, name=name, why=why)))
     if complete and there:
         _results(there)
     else:
@@ -144,7 +145,7 @@ def difference_table(summaries: Mapping[str, Mapping[str, Any]], baseline: str) 
 
 def _results(results: Mapping[str, Result]) -> None:
     summaries = {name: result.summary for name, result in results.items()}
-    st.success(headline(summaries, lang()))
+    st.success(as_text(headline(summaries, lang())))
     if len(results) > 1:
         st.caption(same_traffic(results, lang()))
     st.subheader(text(NUMBERS))

@@ -23,7 +23,7 @@ EMPTY = Phrase(
     "内容只在本机读取，不会发送到任何地方，也不会执行。",
 )
 READ = Phrase("Explain", "解释")
-FILE = Phrase("or a file", "或上传文件")
+FILE = Phrase("or a file", "或上传文件（最大 64 MiB）")
 EXAMPLE = Phrase("An example", "示例")
 SCENARIO_FILE = Phrase("What it tells, as a scenario (TOML)", "文本内容对应的场景（TOML）")
 USE = Phrase("Take it to What if", "带入“假设分析”")

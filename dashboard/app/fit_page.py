@@ -15,8 +15,9 @@ import streamlit as st
 
 from hbmtwin.api import CatalogError, Fit, FitError, devices, fit, models
 from hbmtwin.dashboard.app.breakdown_figure import breakdown_bar
-from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
+from hbmtwin.dashboard.app.language import IN_ADDRESS, lang, text
 from hbmtwin.dashboard.app.theme import draw
+from hbmtwin.dashboard.app.wrong import show_wrong
 from hbmtwin.sim.fit import words
 from hbmtwin.sim.fit.what_is_kv import WHAT_IS_KV
 from hbmtwin.sim.phrases import Phrase
@@ -53,7 +54,7 @@ def show() -> None:
     try:
         answer = fit(**options)
     except (FitError, CatalogError) as error:
-        st.error(as_text(str(error)), icon=":material/edit:")
+        show_wrong(error)
         return
     _verdict(answer)
     _figures(answer)

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import streamlit as st
 
 from hbmtwin.api import PRESETS, CatalogError, DoesNotFit, Scenario, ScenarioError, devices, models, workload_presets
-from hbmtwin.dashboard.app.language import as_text, text
+from hbmtwin.dashboard.app.language import text
 from hbmtwin.dashboard.app.settings_link import settings_of
+from hbmtwin.dashboard.app.wrong import show_wrong
 from hbmtwin.sim.phrases import Phrase
 from hbmtwin.sim.server_plan import ServerPlan
 
@@ -29,7 +30,7 @@ MOST_UPLOAD_BYTES = 1 << 20
 MOST_NUMBER = 2**53 - 1
 """The largest whole number that a browser counts with."""
 
-UPLOAD = Phrase("Scenario file (TOML)", "场景文件（TOML）")
+UPLOAD = Phrase("Scenario file (TOML)", "场景文件（TOML，最大 1 MiB）")
 TOO_LARGE = Phrase("{name}: larger than 1 MiB is no scenario file", "{name}：超过 1 MiB，不是场景文件")
 LINES = Phrase("Any other key, one `section.key=value` a line", "其他参数，每行一个 `section.key=value`")
 LINES_HELP = Phrase(
@@ -144,7 +145,7 @@ def choose() -> Scenario | None:
         ServerPlan(scenario)
         usable = True
     except (ScenarioError, CatalogError, DoesNotFit) as error:
-        st.error(as_text(str(error)), icon=":material/edit:")
+        show_wrong(error)
         usable = False
     shown = scenario or Scenario.load()
     with st.sidebar:
@@ -236,7 +237,7 @@ def _upload() -> None:
     try:
         said = settings_of_file(file.name, file.getvalue())
     except (ScenarioError, CatalogError) as error:
-        st.error(as_text(str(error)), icon=":material/edit:")
+        show_wrong(error)
     else:
         take(said)
         st.rerun()

@@ -12,6 +12,15 @@ KEY = "lang"
 IN_ADDRESS: dict[str, Any] = {"bind": "query-params", "persist_state": "session"}
 """Of a widget whose value stands in the address under its key, so that a link shares it."""
 NAMES: dict[Lang, str] = {"en": "English", "zh": "中文"}
+FRAMEWORK_IN_CHINESE = {
+    "[data-testid=stFileUploaderDropzone] button p": "上传文件",
+    "[data-testid=stFileUploaderDropzoneInstructions] span": "或拖放到此处",
+    "[data-testid=stFileUploaderFileErrorMessage]": "文件过大，或类型不符",
+    "[data-testid=stTextInput] [data-testid=InputInstructions] span:first-child": "按 Enter 应用",
+    "[data-testid=stNumberInput] [data-testid=InputInstructions] span:first-child": "按 Enter 应用",
+    "[data-testid=stTextArea] [data-testid=InputInstructions] span:first-child": "按 Ctrl+Enter 应用",
+}
+"""What Streamlit itself says, in English and without an option: by where it stands, and what stands there instead."""
 
 
 def choose() -> Lang:
@@ -27,9 +36,18 @@ def choose() -> Lang:
     )
     if chosen != LANGUAGES[0]:
         st.query_params[KEY] = chosen
+        st.html(f"<style>{_instead()}</style>")
     elif KEY in st.query_params:
         del st.query_params[KEY]
     return chosen
+
+
+def _instead() -> str:
+    """Style sheet that hides those words, and writes the others at their place."""
+    return "".join(
+        f'{where} {{ font-size: 0 !important }} {where}::after {{ content: "{words}"; font-size: 0.875rem }} '
+        for where, words in FRAMEWORK_IN_CHINESE.items()
+    )
 
 
 def lang() -> Lang:

@@ -72,7 +72,7 @@ def do(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     asked = Scenario.load(overrides=job.get("settings", ())).workload.num_prompts
     if asked is not None and asked > MOST_REQUESTS:
         raise api.ScenarioError(
-            f"workload.num_prompts: {asked:,} is more than the {MOST_REQUESTS:,} that a run may have here; ask for fewer"
+            f"workload.num_prompts: {asked:,} is more than the {MOST_REQUESTS:,} of a run here; ask for fewer"
         )
     return VERBS[job["verb"]](job, tell)
 

@@ -193,7 +193,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def _process() -> subprocess.Popen[str]:
     """A worker that waits for its job; Ctrl-C at the app's terminal is the app's."""
     return subprocess.Popen(
-        [sys.executable, "-m", WORKER],
+        [sys.executable, "-P", "-m", WORKER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

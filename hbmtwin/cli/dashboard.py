@@ -52,7 +52,7 @@ def dashboard(
     flags = [word for name, value in told.items() for word in (f"--{name}", value)]
     paths = [str(path.resolve()) for path in results or ()]
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(script), *flags, "--", *paths])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "streamlit", "run", str(script), *flags, "--", *paths])
 
 
 def _see_that_it_can_start(host: str, port: int) -> None:

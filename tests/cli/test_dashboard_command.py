@@ -44,3 +44,15 @@ def test_a_directory_that_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "no such directory" in told(monkeypatch, capsys, tmp_path, str(tmp_path / "nothing"))
+
+
+def test_a_file_of_the_users_is_not_imported_in_place_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setenv("HBMTWIN_CACHE", str(tmp_path))
+    monkeypatch.setattr("os.execv", lambda _, words: started.append(words))
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    main(["dashboard", "--no-browser", "--port", port])
+    assert started[0][1:5] == ["-P", "-m", "streamlit", "run"]  # a click.py in the directory would end it otherwise

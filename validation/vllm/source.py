@@ -210,7 +210,7 @@ def unpacked(source: Path | None, folder: Path) -> Path:
 
 def _downloaded(folder: Path) -> Path:
     """pip's download of the source package; its metadata are made without compiling when the target is empty."""
-    command = [sys.executable, "-m", "pip", "download", f"vllm=={VERSION}", "--no-deps", "--no-binary", "vllm"]
+    command = [sys.executable, "-P", "-m", "pip", "download", f"vllm=={VERSION}", "--no-deps", "--no-binary", "vllm"]
     chosen = {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VERSION}
     ran = subprocess.run(
         [*command, "--dest", str(folder)], env=os.environ | chosen, capture_output=True, text=True, check=False

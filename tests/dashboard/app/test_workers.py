@@ -47,6 +47,18 @@ def test_a_job_is_the_run_of_the_command_line(workers: Workers, tmp_path: Path) 
     assert Result.load(tmp_path / "a").summary == run(Scenario.load(overrides=SMALL)).summary
 
 
+def test_a_file_that_lies_where_the_app_was_started_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "simpy.py").write_text("raise SystemExit('imported by mistake')")
+    monkeypatch.chdir(tmp_path)
+    made = Workers(1)
+    task = made.start("a", job(SMALL, tmp_path / "a"))
+    until(lambda: task.ended)
+    made.close()
+    assert (task.state, task.message) == ("done", "")
+
+
 def test_the_same_job_is_shared_and_ends_when_the_last_leaves(workers: Workers, tmp_path: Path) -> None:
     first, second = (workers.start("a", job(ENDLESS, tmp_path / "a")) for _ in range(2))
     assert first is second
@@ -83,7 +95,7 @@ def test_more_requests_than_a_machine_holds_are_refused_at_once(workers: Workers
     task = workers.start("a", job(["workload.num_prompts=1000000000"], tmp_path / "a"))
     until(lambda: task.ended)
     assert task.message == (
-        "workload.num_prompts: 1,000,000,000 is more than the 10,000,000 that a run may have here; ask for fewer"
+        "workload.num_prompts: 1,000,000,000 is more than the 10,000,000 of a run here; ask for fewer"
     )
     assert not list(tmp_path.iterdir())
 
@@ -119,7 +131,9 @@ def test_nothing_is_left_when_the_app_ends(tmp_path: Path) -> None:
 
 
 def test_a_worker_ends_with_the_app_that_died(tmp_path: Path) -> None:
-    worker = subprocess.Popen([sys.executable, "-m", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    worker = subprocess.Popen(
+        [sys.executable, "-P", "-m", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert worker.stdin is not None
     assert worker.stdout is not None
     assert json.loads(worker.stdout.readline()) == {"ready": True}
