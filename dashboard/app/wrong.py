@@ -1,0 +1,40 @@
+"""What somebody got wrong, on a page: the first sentences of it, and how many more there are."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from hbmtwin.api import DoesNotFit
+from hbmtwin.dashboard.app.language import as_text, lang, text
+from hbmtwin.sim.budget.memory_budget import MemoryBudget
+from hbmtwin.sim.fit.advice import ANY_ONE
+from hbmtwin.sim.fit.words import DOES_NOT, NOTHING, SMALLEST
+from hbmtwin.sim.phrases import Phrase
+
+MOST_LINES = 5
+"""Of an error that has one for each setting: an address may have hundreds of them."""
+MORE = Phrase("and {count:,} more", "另有 {count:,} 处")
+IN_ENGLISH = Phrase("", "设置有误（说明与命令行相同，为英文）：")
+
+
+def show_wrong(error: Exception) -> None:
+    """Draw why it cannot be done, and the cure, as the command line words it."""
+    st.error(wrong_text(error), icon=":material/edit:")
+
+
+def wrong_text(error: Exception) -> str:
+    """A paragraph a sentence, of which no letter means anything to Markdown."""
+    if isinstance(error, DoesNotFit) and error.budget.why is not None and lang() != "en":
+        return "\n\n".join(map(as_text, _does_not_start(error.budget)))
+    said = [line for line in str(error).splitlines() if line.strip()]
+    lines = [*([text(IN_ENGLISH)] if lang() != "en" else []), *said[:MOST_LINES]]
+    if len(said) > MOST_LINES:
+        lines.append(text(MORE, count=len(said) - MOST_LINES))
+    return "\n\n".join(map(as_text, lines))
+
+
+def _does_not_start(budget: MemoryBudget) -> list[str]:
+    """Why, and what helps: its reason has both in English, and the changes are named by their keys."""
+    _, _, changes = budget.reason.partition(ANY_ONE)
+    why = text(DOES_NOT, why=budget.why)
+    return [why, f"{text(SMALLEST)}：{changes}" if changes else text(NOTHING)]
