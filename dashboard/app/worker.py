@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from hbmtwin import api
 from hbmtwin.api import Progress, Result, RunStore, Scenario, parse_load, run_each, scenario_key
-from hbmtwin.sim.capacity.oom_point_tables import write_tables as write_oom_point
+from hbmtwin.dashboard.oom_point_file import write_oom_point
 from hbmtwin.sim.capacity.plan_file import write_plans
 from hbmtwin.sim.sweep.grid import parse_grid
 from hbmtwin.sim.sweep.run_row import Row

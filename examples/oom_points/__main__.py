@@ -19,9 +19,9 @@ import plotly.graph_objects as go
 
 from hbmtwin import OomPoint, oom_point, parse_load
 from hbmtwin.dashboard.oom_point_figure import memory_by_load_figure, share_by_load
+from hbmtwin.dashboard.oom_point_file import write_oom_point
 from hbmtwin.dashboard.oom_point_page import write_oom_point_page
 from hbmtwin.dashboard.oom_point_words import headline, memory_plan, sentences
-from hbmtwin.sim.capacity.oom_point_tables import write_tables
 from hbmtwin.sim.sweep.execute import run_each
 from hbmtwin.sim.sweep.store import RunStore
 
@@ -143,7 +143,7 @@ def study(out: Path, service: Service, settings: list[str], load: str, draws: in
             overrides=settings,
             call=partial(run_each, store=store),
         )
-    write_tables(point, out)
+    write_oom_point(point, out)
     write_oom_point_page(point, out)
     return point
 

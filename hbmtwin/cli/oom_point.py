@@ -173,8 +173,8 @@ def _about(policies: int, seeds: int, load: Load | None, memory: bool) -> int:
 
 
 def _write(point: OomPoint, out: Path) -> None:
+    from hbmtwin.dashboard.oom_point_file import write_oom_point
     from hbmtwin.dashboard.oom_point_page import write_oom_point_page
-    from hbmtwin.sim.capacity.oom_point_tables import write_tables
 
-    write_tables(point, out)
+    write_oom_point(point, out)
     write_oom_point_page(point, out)

@@ -122,10 +122,13 @@ def _table(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(cells, schema=schema)
 
 
-def write_tables(point: OomPoint, directory: Path) -> None:
-    """Write ``summary.json`` and each table as Parquet and CSV, each by one rename. Raise ResultError."""
+def write_tables(point: OomPoint, directory: Path, beside: Mapping[str, Any] | None = None) -> None:
+    """Write ``summary.json``, with *beside* in it, and each table as Parquet and CSV, each by one rename.
+
+    Raise ResultError.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(to_dict(point), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps({**to_dict(point), **(beside or {})}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_file(directory / "summary.json", text.encode())
     for name, table in tables(point).items():
         for suffix, write in (("parquet", pq.write_table), ("csv", pa_csv.write_csv)):

@@ -78,6 +78,12 @@ def test_what_stands_in_out_and_a_second_time_nothing_runs(
         *("critical_loads.csv", "critical_loads.parquet", "plotly.min.js", "report.html"),
         *("runs.csv", "runs.parquet", "summary.json"),
     ]
+    stored = json.loads(Path("points/summary.json").read_text(encoding="utf-8"))
+    said = stored.pop("said")
+    assert {**stored, "wall_s": answer["wall_s"]} == answer  # the numbers
+    printed = " ".join(shell("oom-point", tiny, *TWO, "--out", "points").out.split())
+    assert [words for words in (said["en"]["headline"], *said["en"]["sentences"]) if words not in printed] == []
+    assert said["zh"]["sentences"][0].startswith("全部 3 个样本显存够用")
     pages = {path.name: path.read_bytes() for path in Path("points").iterdir() if path.is_file()}
 
     def never(*arguments: object) -> None:
