@@ -22,7 +22,8 @@ from hbmtwin.dashboard.app.timeline_figure import timeline
 from hbmtwin.dashboard.figures import latency_by_turn
 from hbmtwin.dashboard.palette import ALARM
 from hbmtwin.dashboard.remarks import remarks
-from hbmtwin.dashboard.verdict import goodput_text, headline, oom_in_words
+from hbmtwin.dashboard.standstill import recomputed_text, standstill_in_words, unfinished_text
+from hbmtwin.dashboard.verdict import ended_early, goodput_text, headline, oom_in_words, rejections_text
 from hbmtwin.sim.phrases import Phrase
 from hbmtwin.sim.server_plan import ServerPlan
 
@@ -43,6 +44,8 @@ OF_DEVICE = Phrase("of {total:.2f}", "共 {total:.2f}")
 TTFT = Phrase("TTFT p99 (s)", "TTFT p99（s）")
 TPOT = Phrase("TPOT p99 (ms)", "TPOT p99（ms）")
 PREEMPTED = Phrase("Preemptions", "抢占次数")
+REJECTED = Phrase("rejected: {reasons}", "被拒绝：{reasons}")
+RECOMPUTED = Phrase("tokens computed again after preemptions: {share}", "抢占后重计算的 token：{share}")
 MEDIAN = Phrase("p50 {value}", "p50 {value}")
 OVER_TIME = Phrase(
     "Memory, KV and queue over time (drag to choose a stretch)", "显存、KV 与队列随时间（拖动可选取一段）"
@@ -97,9 +100,13 @@ def show() -> None:
 def _result(result: Result) -> None:
     s = result.summary
     told = headline({text(NAME): s}, lang())
-    (st.error if result.oom is not None else st.success)(told)
+    (st.error if ended_early(s) else st.success)(told)
     if result.oom is not None:
         st.markdown(as_text(oom_in_words(result.oom, lang())))
+    if s.get("standstill"):
+        st.markdown(as_text(standstill_in_words(s, lang())))
+    if unserved := unserved_lines(s):
+        st.warning(as_text("\n".join(unserved)).replace("\n", "\n\n"))
     _figures(s)
     basis = text(DEFAULT_BASIS) if s["basis"] == DEFAULT_BASIS.en else s["basis"]
     st.caption(as_text(text(BASIS, basis=basis)))
@@ -141,6 +148,18 @@ def _figures(s: dict[str, Any]) -> None:
         high, middle = (None if values[q] is None else f"{values[q] * factor:,.2f}" for q in ("p99", "p50"))
         five[column].metric(text(label), high or "–", text(MEDIAN, value=middle or "–"), **_PLAIN)
     five[4].metric(text(PREEMPTED), f"{s['preemptions']:,}", **_PLAIN)
+
+
+def unserved_lines(summary: dict[str, Any]) -> list[str]:
+    """A line each for requests that were rejected, those never sent, and tokens computed again; none is the best."""
+    lines = []
+    if rejected := rejections_text(summary, lang()):
+        lines.append(text(REJECTED, reasons=rejected))
+    if unfinished := unfinished_text(summary, lang()):
+        lines.append(unfinished)
+    if summary["recomputed_tokens"]:
+        lines.append(text(RECOMPUTED, share=recomputed_text(summary, lang())))
+    return lines
 
 
 _PLAIN: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "border": True, "height": "stretch"}

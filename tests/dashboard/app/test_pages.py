@@ -129,6 +129,25 @@ def test_what_if_begins_empty_and_a_run_fills_it() -> None:
     assert app.code[-1].value == ("hbmtwin run --set workload.request_rate=inf --set workload.num_prompts=5")
 
 
+def test_what_is_done_soon_is_drawn_by_the_click_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "AT_ONCE_S", 60.0)
+    app = page("what_if_page", settings=SMALL)
+    assert "The device before the first request" in [heading.value for heading in app.subheader]
+    app.button(key="run").click().run()  # one drawing of the page, and no other
+    assert len(app.metric) == 5
+    assert app.button(key="run").disabled
+    assert not app.session_state["tasks"]
+
+
+def test_who_was_not_served_is_told_and_why() -> None:
+    settings = ("engine.max_model_len=700", "workload.num_prompts=30", "workload.request_rate=inf")
+    app = run_it(page("what_if_page", settings=settings))
+    assert app.warning[0].value.replace("\\", "").split("\n\n") == [
+        "rejected: 13 max_model_len",
+        "11 unfinished: an earlier turn of their session was rejected",
+    ]
+
+
 def test_a_death_is_told_with_its_cause() -> None:
     app = run_it(page("what_if_page", settings=("kv_cache.preset=doubling",)))
     assert "died at 304.5 s (external fragmentation)" in said(app)
