@@ -26,6 +26,13 @@ FILES: Mapping[str, Kind] = {
     "validate_run.json": "validate",
     "summary.json": "oom-point",
 }
+NEEDED: Mapping[Kind, frozenset[str]] = {
+    "sweep": frozenset(("grid", "runs", "outcomes")),
+    "plan": frozenset(("plans", "left_out")),
+    "validate": frozenset(),
+    "oom-point": frozenset(("model", "device", "load", "policies", "smallest_memory")),
+}
+"""Keys without which a file is of another kind, or of another release."""
 MOST_BYTES = 64 << 20
 """Of a JSON file that is read: a validated run of a hundred thousand steps has 10 MB."""
 
@@ -53,7 +60,7 @@ def read(directory: Path, kind: Kind) -> Finished | None:
             told = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
-        if isinstance(told, dict) and (kind != "oom-point" or "load" in told):
+        if isinstance(told, dict) and told.keys() >= NEEDED[kind]:
             return Finished(directory.name, directory, told)
     return None
 

@@ -40,9 +40,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     st.cache_resource.clear()
 
 
-def page(name: str, *, lang: str = "en", settings: tuple[str, ...] = ()) -> AppTest:
+def page(name: str, *, lang: str = "en", settings: tuple[str, ...] = (), **asked: str) -> AppTest:
     app = AppTest.from_string(PAGE.format(page=name), default_timeout=60)
-    app.query_params["lang"] = lang
+    app.query_params.update({"lang": lang, **asked})
     if settings:
         app.query_params["set"] = list(settings)
     return app.run()
@@ -285,7 +285,7 @@ def test_a_grid_that_is_none_or_too_large_is_told(grid: str, told: str) -> None:
 
 
 def test_a_promise_with_a_typo_is_told() -> None:
-    app = page("capacity_page", settings=SMALL)
+    app = page("capacity_page", settings=SMALL, kind="plan")
     app.text_input(key="slo").input("ttft_p98=2s").run()
     assert not app.exception
     assert "ttft_p98" in said(app)
@@ -298,7 +298,7 @@ def test_a_plan_is_told_in_the_language_of_the_screen(lang: Lang, told: str) -> 
     directory = jobs.shared().kept.path("plan-a")
     directory.mkdir()
     (directory / "plan.json").write_text(json.dumps({"plans": {"paged": in_both_languages(PLAN)}, "left_out": {}}))
-    app = page("capacity_page", lang=lang)
+    app = page("capacity_page", lang=lang, kind="plan")
     assert not app.exception
     assert told in said(app)
     for heading, sentence in sentences(PLAN, lang):

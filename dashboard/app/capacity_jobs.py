@@ -1,0 +1,84 @@
+"""What the three parts of the Capacity page share: how one is started, and the choice among those that are there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from hbmtwin.api import PRESETS
+from hbmtwin.dashboard.app import finished, jobs
+from hbmtwin.dashboard.app.finished import Finished
+from hbmtwin.dashboard.app.language import IN_ADDRESS, text
+from hbmtwin.dashboard.app.settings_link import command
+from hbmtwin.sim.phrases import Phrase
+
+SHOWN = Phrase("Shown", "显示")
+NONE = Phrase(
+    "None is finished yet: start a small one, or open directories with `hbmtwin dashboard DIR`.",
+    "还没有完成的结果：可在此启动一个小规模任务，或用 `hbmtwin dashboard DIR` 打开目录。",
+)
+START = Phrase("Start", "开始")
+NEW = Phrase("Start a new one with the settings on the left", "用左侧设置新建")
+COMMAND = Phrase("The same as a command line", "等价的命令行")
+POLICIES = Phrase("KV policies", "KV 策略")
+RUNS = Phrase("{runs:,} runs so far", "已完成 {runs:,} 次运行")
+
+
+def choose_policies(default: list[str], key: str) -> list[str]:
+    """Which of the presets, in the address as *key*."""
+    chosen: list[str] = st.pills(
+        text(POLICIES), list(PRESETS), selection_mode="multi", default=default, key=key, **IN_ADDRESS
+    )
+    return chosen
+
+
+def start(
+    kind: finished.Kind, job: dict[str, Any], usable: bool, words: Callable[[Mapping[str, Any]], tuple[float, str]]
+) -> None:
+    """A button that starts the job, and how far it is; *words* are those of :func:`hbmtwin.dashboard.app.jobs.wait`."""
+    key = f"{kind}-{hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]}"
+    pressed = st.button(
+        text(START),
+        type="primary",
+        icon=":material/play_arrow:",
+        disabled=not usable or jobs.busy(kind),
+        key=f"start-{kind}",
+    )
+    if pressed and jobs.start(kind, key, {**job, "out": str(jobs.shared().kept.path(key))}):
+        st.rerun()
+    if jobs.done(kind, words) is not None:
+        st.rerun()
+
+
+def so_far(said: Mapping[str, Any]) -> tuple[float, str]:
+    """Of a search, which knows no end before it is there."""
+    return 0.0, text(RUNS, **said)
+
+
+def show_command(verb: str, settings: Sequence[str], *more: str) -> None:
+    """What does the same in a shell."""
+    st.markdown(f"**{text(COMMAND)}**")
+    st.code(command(verb, settings, *more), language="bash", wrap_lines=True)
+
+
+def choose(kind: finished.Kind, name: Callable[[Finished], str]) -> Finished | None:
+    """One of those that are finished, by what *name* says of it; the one that was named first is offered first."""
+    found = finished.of_kind(kind)
+    if not found:
+        st.info(text(NONE))
+        return None
+    if len(found) == 1:
+        return found[0]
+    at = st.selectbox(text(SHOWN), range(len(found)), format_func=lambda i: name(found[i]), key=f"shown-{kind}")
+    return found[at]
+
+
+def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Cells as words; a title of several lines stands in one."""
+    titles = [title.replace(".\n", ".").replace("\n", " ") for title in header]
+    st.dataframe(pd.DataFrame(rows, columns=titles), hide_index=True)
