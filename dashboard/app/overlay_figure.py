@@ -51,7 +51,7 @@ def memory_overlay(memory: Mapping[str, Any], lang: Lang) -> go.Figure:
                 col=at % 2 + 1,
             )
     style(figure, 560)
-    figure.update_yaxes(title_text="GiB", rangemode="tozero", col=1)
+    figure.update_yaxes(title_text="GiB", col=1)
     figure.update_xaxes(title_text=Said.of(STEP).text(lang), row=2)
     figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.06, "yanchor": "bottom"})
     return figure

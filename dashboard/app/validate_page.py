@@ -6,13 +6,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from hbmtwin.dashboard.app import finished, knobs
+from hbmtwin.dashboard.app.finished import Finished
 from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.dashboard.app.overlay_figure import memory_overlay, times_overlay
 from hbmtwin.dashboard.app.theme import draw
+from hbmtwin.dashboard.app.validation_tables import (
+    COLUMNS,
+    RESIDUAL,
+    coefficients_table,
+    errors_table,
+    memory_table,
+    validity_table,
+)
 from hbmtwin.sim.calibration import profile_of
 from hbmtwin.sim.phrases import Phrase
 
@@ -33,7 +41,12 @@ NO_REPORT = Phrase("{name} is no report of `hbmtwin validate run`", "{name} 不�
 TOO_LARGE = Phrase("{name} is larger than 64 MiB", "{name} 超过 64 MiB")
 AGREES = Phrase("No difference in memory: {numbers:,} numbers compared", "显存无差异：共比较 {numbers:,} 个数值")
 DIFFERS = Phrase("Memory differs from the real one", "显存与真实结果不一致")
-TIMES_ONLY = Phrase("Times are reported, not judged", "时间仅报告，不作判断")
+TIMES_ONLY = Phrase(
+    "Times only: predicted {predicted:,.3f} s and measured {measured:,.3f} s for {steps:,} steps. They are "
+    "reported, and judged by nobody.",
+    "仅有时间：{steps:,} 步共预测 {predicted:,.3f} s，实测 {measured:,.3f} s。时间只报告，不作判断。",
+)
+KERNELS_ONLY = Phrase("Times only, which are reported and judged by nobody.", "仅有时间：时间只报告，不作判断。")
 MEMORY, STEPS, KERNELS = (
     Phrase("Memory", "显存"),
     Phrase("Whole steps", "整步时间"),
@@ -54,15 +67,30 @@ MEASURED_ON = Phrase(
     "{profile}, measured on {device} ({made}): {source}", "{profile}，测于 {device}（{made}）：{source}"
 )
 COEFFICIENTS, RANGE = Phrase("Figures", "系数"), Phrase("Measured for", "测量范围")
-COLUMNS = {
-    "quantity": Phrase("quantity", "量"),
-    "steps": Phrase("steps", "步数"),
-    "differing": Phrase("that differ", "不一致"),
-    "mape_percent": Phrase("MAPE (%)", "MAPE（%）"),
-    "p50_percent": Phrase("p50 (%)", "p50（%）"),
-    "p95_percent": Phrase("p95 (%)", "p95（%）"),
-    "worst_step": Phrase("worst step", "最差步"),
+OUTSIDE = Phrase(
+    "A step outside of these ranges is answered all the same, and told in the run's notes.",
+    "超出此范围的步仍会给出结果，并在运行说明中指出。",
+)
+HELD_OUT = Phrase(
+    "On points that the fit did not see: {percent:.1f} % off in the mean.",
+    "对拟合未用的测点，平均误差 {percent:.1f} %。",
+)
+MEMORY_FIGURES = Phrase("Memory", "显存")
+BESIDE = {
+    "emulated": Phrase("beside the real torch_npu on an emulated driver", "对照：模拟驱动上的真实 torch_npu"),
+    "cpu": Phrase("beside a decoder on this CPU", "对照：CPU 上的 decoder"),
+    "cuda": Phrase("beside a CUDA device", "对照：CUDA 设备"),
+    "npu": Phrase("beside an NPU", "对照：NPU"),
 }
+NO_MEMORY = Phrase(
+    "Memory was not replayed: a CPU has no caching allocator to ask. `--backend emulated` asks the real torch_npu.",
+    "未对照显存：CPU 没有缓存分配器。`--backend emulated` 可对照真实 torch_npu。",
+)
+NO_TIMES = Phrase(
+    "No times: an emulated driver computes nothing. `--backend cpu` measures whole steps on a decoder.",
+    "没有时间：模拟驱动不做计算。`--backend cpu` 可在 decoder 上实测整步时间。",
+)
+OPEN = Phrase("{name}: {run} ({backend})", "{name}：{run}（{backend}）")
 
 
 def show() -> None:
@@ -84,11 +112,22 @@ def show() -> None:
             text(MEASURED_ON, profile=profile.name, device=profile.device, made=profile.made, source=profile.source)
         )
     )
-    left, right = st.columns(2)
-    left.markdown(f"**{text(COEFFICIENTS)}**")
-    left.dataframe(pd.DataFrame({name: c._asdict() for name, c in profile.coefficients.items()}).T)
-    right.markdown(f"**{text(RANGE)}**")
-    right.dataframe(pd.DataFrame({name: [f"{v:,}" for v in span] for name, span in profile.validity.items()}).T)
+    if profile.cross_validated_percent is not None:
+        st.markdown(text(HELD_OUT, percent=profile.cross_validated_percent))
+    st.markdown(f"**{text(COEFFICIENTS)}**")
+    st.dataframe(
+        coefficients_table(profile.coefficients),
+        hide_index=True,
+        height="content",
+        column_config={text(RESIDUAL): st.column_config.NumberColumn(format="%.1f")},
+    )
+    if profile.memory:
+        st.markdown(f"**{text(MEMORY_FIGURES)}**")
+        st.dataframe(memory_table(profile.memory), hide_index=True)
+    if profile.validity:
+        st.markdown(f"**{text(RANGE)}**")
+        st.dataframe(validity_table(profile.validity), hide_index=True, height="content")
+        st.caption(text(OUTSIDE))
 
 
 def _report() -> dict[str, Any] | None:
@@ -105,7 +144,7 @@ def _report() -> dict[str, Any] | None:
     found = finished.of_kind("validate")
     if not found:
         return None
-    at = st.selectbox(text(REPORT), range(len(found)), format_func=lambda i: found[i].name, key="which")
+    at = st.selectbox(text(REPORT), range(len(found)), format_func=lambda i: _name(found[i]), key="which")
     told = read_report(json.dumps(found[at].told).encode())
     if told is None:
         st.error(as_text(text(NO_REPORT, name=found[at].name)))
@@ -119,25 +158,32 @@ def read_report(content: bytes) -> dict[str, Any] | None:
         for part, kind in (("memory", memory_overlay), ("step_times", times_overlay), ("kernels", times_overlay)):
             if told.get(part) is not None:
                 kind(told[part], "en")
-                pd.DataFrame(told[part]["errors"])[list(COLUMNS)]
+                errors_table(told[part]["errors"])
+        if told.get("step_times") is not None:
+            text(TIMES_ONLY, **_totals(told["step_times"]))
         return {**told, "run": str(told["run"]), "backend": str(told["backend"]), "agrees": bool(told["agrees"])}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
         return None
 
 
 def _show(told: Mapping[str, Any]) -> None:
-    memory = told["memory"]
-    st.markdown(f"**{as_text(told['run'])}** — {as_text(told['backend'])}")
-    if memory is None:
-        st.info(text(TIMES_ONLY))
-    elif told["agrees"]:
-        st.success(text(AGREES, numbers=int(memory["numbers_compared"])))
+    memory, steps = told["memory"], told.get("step_times")
+    beside = BESIDE.get(told["backend"])
+    st.markdown(f"**{as_text(told['run'])}** — {as_text(told['backend']) if beside is None else text(beside)}")
+    if memory is not None:
+        (st.success if told["agrees"] else st.error)(
+            text(AGREES, numbers=int(memory["numbers_compared"])) if told["agrees"] else text(DIFFERS)
+        )
+    elif steps is not None:
+        st.info(text(TIMES_ONLY, **_totals(steps)))
     else:
-        st.error(text(DIFFERS))
+        st.info(text(KERNELS_ONLY))
     if memory is not None:
         st.subheader(text(MEMORY))
         draw(memory_overlay(memory, lang()), key="memory")
         _errors(memory["errors"])
+    elif told["backend"] == "cpu":
+        st.caption(text(NO_MEMORY))
     for part, title in (("step_times", STEPS), ("kernels", KERNELS)):
         if (times := told.get(part)) is None:
             continue
@@ -146,9 +192,24 @@ def _show(told: Mapping[str, Any]) -> None:
         st.caption(as_text(text(ON, **on)))
         draw(times_overlay(times, lang()), key=part)
         _errors(times["errors"])
+    if told["backend"] == "emulated":
+        st.caption(text(NO_TIMES))
+
+
+def _totals(times: Mapping[str, Any]) -> dict[str, float]:
+    predicted_s, measured_s = (times[f"total_{of}_ns"] / 1e9 for of in ("predicted", "measured"))
+    return {"steps": times["steps_of_the_run"], "predicted": predicted_s, "measured": measured_s}
 
 
 def _errors(rows: list[dict[str, Any]]) -> None:
     st.markdown(f"**{text(ERRORS)}**")
-    table = pd.DataFrame(rows)[list(COLUMNS)]
-    st.dataframe(table.rename(columns={name: text(label) for name, label in COLUMNS.items()}), hide_index=True)
+    percents = [text(title) for name, title in COLUMNS.items() if name.endswith("_percent")]
+    config = dict.fromkeys(percents, st.column_config.NumberColumn(format="%.2f"))
+    st.dataframe(errors_table(rows), hide_index=True, placeholder="–", column_config=config)
+
+
+def _name(report: Finished) -> str:
+    told = report.told
+    if not {"run", "backend"} <= told.keys():
+        return report.name
+    return text(OPEN, name=report.name, run=told["run"], backend=told["backend"])
