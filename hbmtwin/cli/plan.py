@@ -105,7 +105,8 @@ def plan(
         if out is not None:
             write_plans(plans, refused, out)
     if json_:
-        print(json_text({"plans": {name or "scenario": found.to_dict() for name, found in plans.items()}}))
+        told = {name or "scenario": found.to_dict() for name, found in plans.items()}
+        print(json_text({"plans": told, "left_out": refused}))
     else:
         print_plans(stdout(), plans)
     return OK if any(found.answer is not None for found in plans.values()) else DOES_NOT_FIT
@@ -121,6 +122,8 @@ def _scenarios(
 
     own = parse_variants(variants or ())
     names = presets_of(policies) if policies is not None else []
+    if policies is not None and not names and not own:
+        raise UsageError("--policies: no preset is named; write for example --policies doubling,paged")
     found = {name: Scenario.load(path, overrides=overrides or (), preset=name, seed=seed) for name in names}
     for name, settings in own.items():
         found[name] = Scenario.load(path, overrides=[*(overrides or ()), *settings], seed=seed)
@@ -129,7 +132,7 @@ def _scenarios(
 
 @contextmanager
 def _opened(out: Path | None) -> Iterator[RunStore | None]:
-    """The store of runs, if there is one; after an interrupt it is said what stands in it."""
+    """The store of runs, if there is one; whatever ends the plan early, it is said what stands in it."""
     from hbmtwin.api import ResultError
     from hbmtwin.sim.sweep.store import RunStore, check_runs_directory
 
@@ -145,9 +148,9 @@ def _opened(out: Path | None) -> Iterator[RunStore | None]:
             print(f"note: {remark}", file=sys.stderr)
         try:
             yield store
-        except KeyboardInterrupt:
-            count = len(store.finished())
-            print(f"note: {count:,} runs stand in {out}; the same command goes on from there", file=sys.stderr)
+        except BaseException:
+            if count := len(store.finished()):
+                print(f"note: {count:,} runs stand in {out}; the same command goes on from there", file=sys.stderr)
             raise
 
 
@@ -166,9 +169,10 @@ def _told(question: PlanQuestion, plans: int) -> Iterator[Callable[[int], None]]
         def landed(count: int) -> None:
             finished("a run is")
             if count == FIRST_RUNS and (left_s := (time.monotonic() - begin) / count * expected) > WORTH_S:
+                cure = "--quick, or a lower --survive, takes" if question.explain else "a lower --survive takes"
                 print(
                     f"note: about {expected:,} runs, {left_s / 60:.1f} minutes as the first went ({least} that hold "
-                    f"make a yes at --survive {question.survive:g}; --quick, or a lower --survive, takes fewer)",
+                    f"make a yes at --survive {question.survive:g}; {cure} fewer)",
                     file=sys.stderr,
                 )
 

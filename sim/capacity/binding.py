@@ -8,6 +8,7 @@ have done with more of each thing.
                      external_fragmentation          fragmentation
                      runtime_peak                    activation peak
                      growth_copy, reservation, ...   by its own name
+    less than the margin is left                     KV; of a pool that is taken at the start: gpu_memory_utilization
     an SLO                                           the first of these that, doubled, makes it hold:
                                                      max_num_seqs, max_num_batched_tokens, memory; else compute
 
@@ -42,6 +43,8 @@ OF_CAUSE = {
     "allocator_rule": "a rule of the allocator",
 }
 """What a cause of death is called here; all others are a want of room for KV."""
+GIVEN = "gpu_memory_utilization"
+"""What leaves less than the margin where a pool is taken at the start, whatever the load then is."""
 TWICE = 2
 FASTER = ("memory_bandwidth_bytes_per_s", "peak_flops_per_s", "link_bandwidth_bytes_per_s")
 SHORTER = (
@@ -85,7 +88,7 @@ def binding_of(loads: Loads, place: int, draws: Sequence[int], folder: Path) -> 
     causes = Counter(str(row["cause"]) for kind, row in failing if kind in MEMORY)
     relaxed = tuple(_relaxed(loads, place, draws, folder))
     return Binding(
-        constraint=_constraint(first, causes, relaxed),
+        constraint=_constraint(first, causes, relaxed, margin=GIVEN if loads.promise.kv_may_fill else "KV"),
         broken=dict(sorted(first.items())),
         causes=dict(sorted(causes.items())),
         trials=len(rows),
@@ -94,13 +97,13 @@ def binding_of(loads: Loads, place: int, draws: Sequence[int], folder: Path) -> 
     )
 
 
-def _constraint(broken: Counter[str], causes: Counter[str], relaxed: Sequence[Relaxed]) -> str:
+def _constraint(broken: Counter[str], causes: Counter[str], relaxed: Sequence[Relaxed], *, margin: str) -> str:
     kind = max(sorted(broken), key=lambda name: broken[name])
     if kind in ("out_of_memory", "rejected", "does_not_fit", "standstill"):
         cause = max(sorted(causes), key=lambda name: causes[name])
         return OF_CAUSE.get(cause, "KV")
     if kind in ("preemptions", "margin"):
-        return "KV"
+        return margin if kind == "margin" else "KV"
     most = max((r.held for r in relaxed), default=0)
     if not most:
         return "several at once"

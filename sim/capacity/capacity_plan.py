@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from hbmtwin.sim.capacity.binding import Binding
@@ -80,6 +80,8 @@ class CapacityPlan:
     """The first value that was shown not to; None: none was."""
     upper: Value | None = None
     """Of ``gpu_memory_utilization``: the largest that holds and keeps the margin."""
+    serves: Value | None = None
+    """Of the same, where no share keeps the margin: the smallest that serves the traffic. The peak is its own."""
     survive: float
     confidence: float
     chance: bool
@@ -96,7 +98,9 @@ class CapacityPlan:
     latencies: Mapping[str, float | None]
     """Percentiles at the answer: the mean over its runs."""
     best_missed: Mapping[str, float | None]
-    """Where nothing holds: what the easiest value reached of each SLO, and why."""
+    """Where nothing holds: what the easiest value reached of each SLO."""
+    breaks: Mapping[str, int] = field(default_factory=dict)
+    """Where nothing holds: how many runs of the easiest value broke what first."""
     peak: Peak | None = None
     binding: Binding | None = None
     one_more: OneMore | None = None
@@ -116,6 +120,7 @@ class CapacityPlan:
             "answer": self.answer,
             "first_failing": self.first_failing,
             "upper": self.upper,
+            "serves": self.serves,
             "survive": self.survive,
             "confidence": self.confidence if self.chance else None,
             "promise": {"slos": list(self.slos), "margin": self.margin, "max_preemptions": self.max_preemptions},
@@ -126,6 +131,7 @@ class CapacityPlan:
             "checked": list(self.checked),
             "latencies_s": dict(self.latencies),
             "best_missed": dict(self.best_missed),
+            "breaks": dict(self.breaks),
             "peak": None if self.peak is None else self.peak._asdict(),
             "binding": None if self.binding is None else _binding(self.binding),
             "one_more": None

@@ -12,6 +12,7 @@ With the same promise, the margin among it: nothing is advised whose peak leaves
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from hbmtwin.sim.capacity.capacity_runs import RunFailed
 from hbmtwin.sim.capacity.capacity_search import CapacitySearch
 from hbmtwin.sim.capacity.loads import Loads
 from hbmtwin.sim.capacity.plan_targets import Value, with_keys
+from hbmtwin.sim.capacity.promise import number
 from hbmtwin.sim.capacity.sequential import SequentialRule
 from hbmtwin.sim.resolve import device_of
 from hbmtwin.sim.scenario import Scenario, ScenarioError
@@ -70,7 +72,8 @@ def _tried(loads: Loads, place: int, most_running: int) -> Iterator[tuple[str, d
     scenario, target = loads.at(place), loads.target
     moved = set(target.keys_of(target.values[place]))
     seen: list[dict[str, Any]] = []
-    for name, keys in (*_single(scenario), *((a.name, a.keys) for a in alternatives(scenario, most_running))):
+    others = ((a.name, a.keys) for a in alternatives(scenario, most_running))
+    for name, keys in (*_smaller_pool(loads, place), *_single(scenario), *others):
         if name not in SLOW and not moved & keys.keys() and keys not in seen and _differs(loads.scenario, keys):
             seen.append(keys)
             yield name, keys
@@ -90,6 +93,21 @@ def _single(s: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
     larger = [tp for tp in sorted(device.allreduce_ns) if tp > engine.tensor_parallel_size and can_split(model, tp)]
     if larger:
         yield f"{larger[0]} devices", {"engine.tensor_parallel_size": larger[0]}
+
+
+def _smaller_pool(loads: Loads, place: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A pool that leaves the margin, where the one that is taken at the start does not."""
+    if not loads.promise.kv_may_fill:
+        return
+    own = loads.at(place).engine.gpu_memory_utilization
+    shares = []
+    for row in loads.rows(place, loads.draws(DRAWS)):
+        capacity = number(row, "capacity_bytes")
+        if "margin" in loads.promise.broken(row):
+            too_much = loads.promise.margin.of(int(capacity)) - loads.promise.left_bytes(row)
+            shares.append(math.floor(100 * (own - too_much / capacity) + 1e-6) / 100)
+    if shares and min(shares) > 0:
+        yield "less of the device", {"engine.gpu_memory_utilization": min(shares)}
 
 
 def _differs(s: Scenario, keys: dict[str, Any]) -> bool:

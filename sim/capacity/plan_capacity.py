@@ -12,8 +12,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 from statistics import fmean
 
@@ -27,9 +29,10 @@ from hbmtwin.sim.capacity.confidence import clopper_pearson, least_trials
 from hbmtwin.sim.capacity.leaning import leaning_of
 from hbmtwin.sim.capacity.loads import Loads
 from hbmtwin.sim.capacity.plan_targets import Target, target_of
-from hbmtwin.sim.capacity.promise import NO_MARGIN, ONE_PERCENT, Margin, Promise, Slo, kv_left_bytes, number
+from hbmtwin.sim.capacity.promise import ONE_PERCENT, Margin, Promise, Slo, kv_left_bytes, number
 from hbmtwin.sim.capacity.sequential import SequentialRule, TooFewSeeds, sequential_rule
 from hbmtwin.sim.legality import effective_oom
+from hbmtwin.sim.phrases import Size
 from hbmtwin.sim.resolve import device_of
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.server_plan import ServerPlan
@@ -38,6 +41,8 @@ from hbmtwin.sim.sweep.run_row import Row
 SCOUTS = 8
 ROOM = 2.5
 """Seeds that a value may take, in those that it takes if none fails: enough for values next to the edge."""
+MOST_SEEDS = 20_000
+"""Of one value: hours, and its rule takes seconds to find."""
 ONCE = SequentialRule(0.95, 0.05, (1,), (0,), (1,))
 """Where there is no chance one run decides."""
 LOWER = 0.8
@@ -74,17 +79,22 @@ def check_question(question: PlanQuestion) -> None:
             raise ScenarioError(f"--{name} {value:g}: above 0 and below 1, for {why}; take for example 0.95")
     if question.max_preemptions is not None and question.max_preemptions < 0:
         raise ScenarioError(f"--max-preemptions {question.max_preemptions}: at least 0")
-    if question.seeds is not None and question.seeds < 1:
-        raise ScenarioError(f"--seeds {question.seeds}: at least 1")
+    if question.seeds is not None and not 1 <= question.seeds <= MOST_SEEDS:
+        raise ScenarioError(f"--seeds {question.seeds}: at least 1, at most {MOST_SEEDS:,}")
     rule_of(question)
 
 
 def rule_of(question: PlanQuestion) -> SequentialRule:
     """When it is decided at a value: the error is shared among the values that may be counted."""
     error = (1 - question.confidence) / MOST_COUNTED
+    if log(error) / log(question.survive) > MOST_SEEDS:
+        raise ScenarioError(
+            f"--survive {question.survive:.12g}: {MOST_SEEDS:,} runs of which none fails do not show that so many hold "
+            f"with a confidence of {question.confidence:.12g}, and no value has more; take for example 0.99"
+        )
     least = least_trials(question.survive, error)
     try:
-        return sequential_rule(question.survive, error, question.seeds or round(ROOM * least))
+        return sequential_rule(question.survive, error, question.seeds or min(MOST_SEEDS, round(ROOM * least)))
     except TooFewSeeds as few:
         raise ScenarioError(
             f"--seeds {question.seeds}: too few to show that {question.survive:g} of the runs hold with a confidence "
@@ -102,6 +112,9 @@ def plan_capacity(
     """
     check_question(question)
     target = target_of(scenario, question.target)
+    memory = device_of(scenario).memory_bytes
+    if question.margin.of(memory) >= memory:
+        raise ScenarioError(f"--margin {question.margin}: the device has {Size(memory)}; take less")
     preempts = effective_oom(scenario) == "preempt"
     most = question.max_preemptions
     if most is None and preempts and not question.slos:
@@ -116,7 +129,7 @@ def plan_capacity(
         error.add_note(f"at the easiest value, {target.text(target.values[0])}")
         raise
     before = runs.count
-    found = _search(_without_margin(loads) if target.name == "gpu_memory_utilization" else loads, rule)
+    found = _search(_of_the_kv_alone(loads) if target.name == "gpu_memory_utilization" else loads, rule)
     plan = CapacityPlan(
         name=name,
         target=target,
@@ -141,10 +154,14 @@ def plan_capacity(
     )
     scouts = loads.draws(SCOUTS)
     if found.yes is None:
-        plan = replace(plan, best_missed=_best(loads, scouts))
+        plan = replace(plan, best_missed=_best(loads, scouts), breaks=_breaks(loads, found, len(scouts)))
     else:
         rows = _counted_rows(loads, found, found.yes, len(scouts))
         plan = replace(plan, peak=_peak(rows), latencies=_latencies(rows))
+        if not rule.decided(sum(bool(loads.promise.broken(row)) for row in rows), len(rows)):
+            serves = target.values[found.yes]
+            plan = replace(plan, kind="nothing_holds", answer=None, first_failing=None, serves=serves)
+            return replace(plan, runs=runs.count - before)
         if target.name in ("users", "request_rate"):
             plan = replace(plan, one_more=_one_more(loads, found.yes, scouts))
         if target.name == "gpu_memory_utilization":
@@ -169,11 +186,10 @@ def _search(loads: Loads, rule: SequentialRule) -> Found:
     return CapacitySearch(len(target.values), loads, rule, scouts=len(loads.draws(SCOUTS)), guess=target.start).run()
 
 
-def _without_margin(loads: Loads) -> Loads:
-    """For the smallest share of the device, which leaves the more the smaller it is."""
-    return Loads(
-        loads.scenario, loads.target, replace(loads.promise, margin=NO_MARGIN), loads.runs, chance=loads.chance
-    )
+def _of_the_kv_alone(loads: Loads) -> Loads:
+    """For the smallest share of the device: the smaller it is, the more it leaves of the device, and the less of KV."""
+    promise = replace(loads.promise, device_may_fill=True)
+    return Loads(loads.scenario, loads.target, promise, loads.runs, chance=loads.chance)
 
 
 def _upper(loads: Loads, rule: SequentialRule, smallest: int) -> float | None:
@@ -203,6 +219,15 @@ def _tried(target: Target, found: Found, confidence: float) -> tuple[Tried, ...]
         else tried(place, found.scouted[place], False)
         for place in places
     )
+
+
+def _breaks(loads: Loads, found: Found, scouts: int) -> Mapping[str, int]:
+    """What the runs at the easiest value break first, by kind: those by which it was decided, if there are such."""
+    easiest = min((*found.scouted, *found.counted))
+    counted = easiest in found.counted
+    rows = _counted_rows(loads, found, easiest, scouts) if counted else loads.rows(easiest, range(scouts))
+    broken = Counter(kinds[0] for row in rows if (kinds := loads.promise.broken(row)))
+    return dict(sorted(broken.items()))
 
 
 def _counted_rows(loads: Loads, found: Found, place: int, scouts: int) -> list[Row]:

@@ -33,10 +33,10 @@ NO_VALUE = Phrase("none", "无解")
 # -- the verdict -----------------------------------------------------------------------------------------------------
 
 FOUND = Phrase(
-    "{value}, {best} at which at least {survive:g} % of runs hold ({shown}); {beyond}. Both ends are right together "
-    "with a confidence of {confidence:g} %.",
-    "{value}，是至少 {survive:g} % 的运行满足目标的{best}（{shown}）；{beyond}。两端同时成立的置信度为 "
-    "{confidence:g} %。",
+    "{value}, {best} at which at least {survive:.12g} % of runs hold ({shown}); {beyond}. Both ends are right together "
+    "with a confidence of {confidence:.12g} %.",
+    "{value}，是至少 {survive:.12g} % 的运行满足目标的{best}（{shown}）；{beyond}。两端同时成立的置信度为 "
+    "{confidence:.12g} %。",
 )
 SMALLEST, MOST = Phrase("the smallest", "最小值"), Phrase("the most", "最大值")
 FEWEST = Phrase("the fewest", "最少数量")
@@ -44,7 +44,8 @@ SEEN = Phrase("{held:,} of {trials:,} did", "{trials:,} 次中 {held:,} 次满�
 DO_NOT = Phrase("{value} do not ({shown}){between}", "{value}则不满足（{shown}）{between}")
 DOES_NOT = Phrase("{value} does not ({shown}){between}", "{value}则不满足（{shown}）{between}")
 BETWEEN = Phrase("; between them {values} could not be decided", "；其间 {values} 无法判定")
-NONE_BEYOND = Phrase("none beyond was shown to fail", "更远的值都没有被证明不满足")
+NONE_BEYOND = Phrase("none beyond was shown to fail{undecided}", "更远的值都没有被证明不满足{undecided}")
+UNDECIDED = Phrase("; {values} could not be decided", "；{values} 无法判定")
 UNBOUNDED = Phrase(
     "up to {value}, as far as was looked, everything holds: no answer, but a bound from below. {why}",
     "到 {value}（搜索范围的尽头）为止全部满足：这只是下界，不是答案。{why}",
@@ -58,6 +59,7 @@ NO_PROMISE = Phrase(
     "Nothing was promised that a load breaks: add --slo, or --max-preemptions",
     "没有承诺会被负载打破的指标：请加上 --slo 或 --max-preemptions",
 )
+NO_SLO = Phrase("Nothing was promised that a load breaks: add --slo", "没有承诺会被负载打破的指标：请加上 --slo")
 ONCE = Phrase(
     "{value}: the last value that holds. One run decides: this traffic has no chance in it, so there is no confidence "
     "to state",
@@ -70,6 +72,11 @@ NOT_SHOWN = Phrase(
 )
 NOTHING_HOLDS = Phrase(
     "nothing holds: even at {value} {shown}{why}{reached}", "没有满足目标的值：即使 {value}，{shown}{why}{reached}"
+)
+LEAVES_LESS = Phrase(
+    "nothing holds: {serves:g}, the smallest that serves the traffic, leaves {left} of the device, and the margin is "
+    "{margin}; a larger one leaves less",
+    "没有满足目标的值：{serves:g} 是能处理该负载的最小值，但设备只剩 {left}，要求的余量为 {margin}；更大的值剩得更少",
 )
 WHY = Phrase(": {broken}", "：{broken}")
 SO_MANY = Phrase("{count} {broke}", "{count} 次{broke}")
@@ -170,6 +177,7 @@ CHANGES = {
     "no KV between turns": Phrase("no KV between turns", "轮次之间不保留 KV"),
     "admission at full length": Phrase("admission at full length", "按最大长度准入"),
     "preempt": Phrase("preempt", "抢占"),
+    "less of the device": Phrase("less of the device", "使用更少设备显存"),
     "more of the device": Phrase("more of the device", "使用更多设备显存"),
 }
 KINDS_OF_CHANGE = {
@@ -187,8 +195,8 @@ LEANS = Phrase(
 CALIBRATED, DEFAULT = Phrase("calibrated", "已校准"), Phrase("a default, uncalibrated", "默认值，未校准")
 STILL = Phrase("no uncertain figure moves it within its range", "不确定的参数在各自范围内都不改变结论")
 IN_ORDER = Phrase(
-    "less load held as often at {checked}: what lies between was not run",
-    "{checked} 处较小的负载同样满足；其间的值没有运行",
+    "none of the values that were run held less often than a harder one: {checked}; what lies between was not run",
+    "运行过的值 {checked} 中，没有比更难的值满足得更少的；其间的值没有运行",
 )
 OUT_OF_ORDER = Phrase(
     "more load is not always worse here: {pairs}. Only what lies below the first that fails is answered",

@@ -179,8 +179,8 @@ def _recorded_rate(s: Scenario) -> Target:
 
     def keys(value: Value) -> dict[str, Any]:
         if w.trace is not None:
-            return {"workload.time_scale": w.time_scale / value}
-        return {"workload.rate_scale": w.rate_scale * value}
+            return {"workload.time_scale": 1 / value}
+        return {"workload.rate_scale": float(value)}
 
     what = "trace" if w.trace is not None else "model"
     return Target(
@@ -188,7 +188,7 @@ def _recorded_rate(s: Scenario) -> Target:
         values=values,
         keys_of=keys,
         unit="times the recorded rate" if w.trace is not None else "times the learned rate",
-        start=_place(values, 1.0),
+        start=_place(values, 1 / w.time_scale if w.trace is not None else w.rate_scale),
         assumed=(f"a {what} has no users: its clock is made faster, and think times with it",),
     )
 

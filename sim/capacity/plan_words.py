@@ -29,7 +29,8 @@ def verdict(plan: CapacityPlan, lang: Lang = "en") -> str:
         return _none(plan, lang)
     value = _text(plan.target, plan.answer, lang)
     if plan.kind == "unbounded":
-        why = Said.of(said.NOT_WORSE if plan.slos else said.NO_PROMISE)
+        unasked = said.NO_PROMISE if plan.max_preemptions is None else said.NO_SLO
+        why = Said.of(said.NOT_WORSE if plan.slos else unasked)
         return Said.of(said.UNBOUNDED, value=value, why=why).text(lang)
     if not plan.chance:
         return Said.of(said.ONCE, value=value).text(lang)
@@ -95,12 +96,13 @@ def _seen(tried: Tried) -> Said:
 
 def _beyond(plan: CapacityPlan, lang: Lang) -> str:
     failing = plan.first_failing
+    open_ = [f"{t.value:,}" for t in plan.tried if t.counted and t.decided is None]
     if failing is None:
         if plan.answer != plan.target.values[-1]:
-            return Said.of(said.NONE_BEYOND).text(lang)
+            undecided = Said.of(said.UNDECIDED, values=_listed(open_, said.LIST_COMMA, lang)) if open_ else ""
+            return Said.of(said.NONE_BEYOND, undecided=undecided).text(lang)
         end = said.TARGET_ENDS.get(plan.target.end)
         return plan.target.end if end is None else Said.of(end).text(lang)
-    open_ = [f"{t.value:,}" for t in plan.tried if t.counted and t.decided is None]
     return Said.of(
         said.DOES_NOT if failing == 1 else said.DO_NOT,
         value=_text(plan.target, failing, lang),
@@ -110,12 +112,14 @@ def _beyond(plan: CapacityPlan, lang: Lang) -> str:
 
 
 def _none(plan: CapacityPlan, lang: Lang) -> str:
-    easiest = plan.target.values[0]
-    shown, value = _seen(_of(plan, easiest)), _text(plan.target, easiest, lang)
+    if plan.serves is not None and plan.peak is not None:
+        left = Size(plan.peak.device_left_bytes)
+        return Said.of(said.LEAVES_LESS, serves=plan.serves, left=left, margin=plan.margin).text(lang)
+    easiest = plan.tried[0]
+    shown, value = _seen(easiest), _text(plan.target, easiest.value, lang)
     if plan.kind == "not_shown":
         return Said.of(said.NOT_SHOWN, value=value, shown=shown, survive=100 * plan.survive).text(lang)
-    broken = {} if plan.binding is None else plan.binding.broken
-    why = [Said.of(said.SO_MANY, count=n, broke=broke(kind, lang)).text(lang) for kind, n in broken.items()]
+    why = [Said.of(said.SO_MANY, count=n, broke=broke(kind, lang)).text(lang) for kind, n in plan.breaks.items()]
     best = [f"{name} {seconds(value)}" for name, value in plan.best_missed.items() if value is not None]
     slos = _listed(plan.slos, said.COMMA, lang)
     return Said.of(
@@ -169,7 +173,8 @@ def _broken(kinds: Iterable[tuple[str, int]], trials: int, lang: Lang) -> str:
 
 
 def _one_more(plan: CapacityPlan, cost: OneMore, lang: Lang) -> str:
-    unit = "user" if plan.target.name == "users" else plan.target.unit
+    first, _, rest = plan.target.unit.partition(" ")  # user, session a second, time the recorded rate
+    unit = f"{first.removesuffix('s')} {rest}".rstrip()
     one = Said.of(
         said.ONE_MORE,
         unit=unit if lang == "en" else _text(plan.target, 1, lang),

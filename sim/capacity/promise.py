@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from hbmtwin.sim.sweep.run_row import LATENCIES, PERCENTILES, Row
 from hbmtwin.workloads.suggest import did_you_mean
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_SIZES = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 METRICS = tuple(f"{name}_p{percent}" for name in LATENCIES for percent in PERCENTILES)
 """What may be promised: columns of a row, without their unit."""
 MEMORY = ("out_of_memory", "does_not_fit", "standstill", "rejected")
@@ -47,7 +49,10 @@ class Margin(NamedTuple):
         return self.bytes + round(self.share * capacity_bytes)
 
     def __str__(self) -> str:
-        return f"{100 * self.share:g} %" if self.share else f"{self.bytes / 2**30:g} GiB"
+        if self.share:
+            return f"{100 * self.share:g} %"
+        unit, size = next(((u, s) for u, s in _SIZES if self.bytes >= s), ("GiB", 1 << 30))
+        return f"{self.bytes / size:g} {unit}"
 
 
 NO_MARGIN, ONE_PERCENT = Margin(), Margin(share=0.01)
@@ -63,6 +68,8 @@ class Promise:
     """None: any number, which the SLOs will show."""
     kv_may_fill: bool = False
     """Whether a full KV cache only makes requests wait or give way; then the margin is the device's alone."""
+    device_may_fill: bool = False
+    """Whether the margin is that of the KV budget alone."""
 
     def broken(self, row: Row) -> tuple[str, ...]:
         """What that run breaks, the first the most telling: an outcome, ``preemptions``, an SLO, ``margin``."""
@@ -78,9 +85,14 @@ class Promise:
             value = row[f"{slo.metric}_s"]
             if value is None or float(value) > slo.limit_s:
                 found.append(slo.metric)
-        if left_bytes(row, kv_may_fill=self.kv_may_fill) < self.margin.of(int(number(row, "capacity_bytes"))):
+        if self.left_bytes(row) < self.margin.of(int(number(row, "capacity_bytes"))):
             found.append("margin")
         return tuple(found)
+
+    def left_bytes(self, row: Row) -> float:
+        """What the peak left of what may not fill: of the device, and of the KV budget; infinite where both may."""
+        device = math.inf if self.device_may_fill else number(row, "least_free_bytes")
+        return device if self.kv_may_fill else min(device, kv_left_bytes(row))
 
 
 def number(row: Row, column: str) -> float:
@@ -92,12 +104,6 @@ def number(row: Row, column: str) -> float:
 def kv_left_bytes(row: Row) -> int:
     """What of the KV budget nobody held when most of it was held."""
     return round(number(row, "kv_budget_bytes") * (1 - number(row, "kv_usage_peak")))
-
-
-def left_bytes(row: Row, *, kv_may_fill: bool) -> int:
-    """What the peak left: of the device, and of the KV budget unless that may fill."""
-    device = int(number(row, "least_free_bytes"))
-    return device if kv_may_fill else min(device, kv_left_bytes(row))
 
 
 def parse_slos(text: str) -> tuple[Slo, ...]:

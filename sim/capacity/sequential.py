@@ -17,6 +17,7 @@ C. Jennison, B. W. Turnbull, Group Sequential Methods (2000), chapter 12.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, lgamma
@@ -29,6 +30,8 @@ from hbmtwin.sim.capacity.confidence import at_least, least_trials
 FIRST_LOOK = 8
 _LEVELS = tuple(0.97**i for i in range(120))
 """Shares of the error that a look may have, from all of it down to a fortieth."""
+NEGLIGIBLE = 1e-30
+"""A probability that adds nothing to an error."""
 NEVER = -1
 
 
@@ -107,17 +110,30 @@ def sequential_rule(survive: float, error: float, most: int) -> SequentialRule:
 def crossing(looks: tuple[int, ...], bounds: tuple[int, ...], survive: float, *, upward: bool) -> float:
     """The probability that failures come to one of *bounds* when a run holds with probability *survive*.
 
-    *upward*: that there are at least so many; else at most. Exact, over all paths: O(last look ** 2) in numpy.
+    *upward*: that there are at least so many; else at most. Over all paths, without counts that are rarer than
+    NEGLIGIBLE: O(last look) in numpy.
     """
     alive: npt.NDArray[np.float64] = np.ones(1)
+    fewest = 0  # failures that alive[0] stands for
     crossed, before = 0.0, 0
     for look, bound in zip(looks, bounds, strict=True):
-        alive = np.convolve(alive, _binomial(look - before, 1 - survive))
-        cut = alive[bound:] if upward else alive[: bound + 1]
+        few, weights = _without_tails(_binomial(look - before, 1 - survive))
+        alive, fewest = np.convolve(alive, weights), fewest + few
+        place = max(0, bound - fewest if upward else bound + 1 - fewest)
+        cut = alive[place:] if upward else alive[:place]
         crossed += float(cut.sum())
         cut[:] = 0
-        before = look
+        few, alive = _without_tails(alive)
+        fewest, before = fewest + few, look
     return crossed
+
+
+def _without_tails(weights: npt.NDArray[np.float64]) -> tuple[int, npt.NDArray[np.float64]]:
+    """The part between the first and the last that is not negligible, and where it begins."""
+    (places,) = np.nonzero(weights > NEGLIGIBLE)
+    if not len(places):
+        return 0, np.zeros(1)
+    return int(places[0]), weights[places[0] : places[-1] + 1]
 
 
 def _binomial(trials: int, probability: float) -> npt.NDArray[np.float64]:
@@ -147,15 +163,9 @@ def _looks(first: int, most: int) -> tuple[int, ...]:
 
 def _most_failures(trials: int, survive: float, error: float) -> int:
     """The most failures with which the lower bound is at least *survive*: so few are as rare as *error* where it is."""
-    failures = NEVER
-    while failures + 1 < trials and at_least(trials - failures - 1, trials, survive) <= error:
-        failures += 1
-    return failures
+    return bisect_right(range(trials), error, key=lambda failures: at_least(trials - failures, trials, survive)) - 1
 
 
 def _fewest_failures(trials: int, survive: float, error: float) -> int:
     """The fewest failures with which the upper bound is below *survive*; one more than all runs where none is."""
-    failures = max(0, int((1 - survive) * trials))
-    while failures <= trials and at_least(failures, trials, 1 - survive) >= error:
-        failures += 1
-    return failures
+    return bisect_right(range(trials + 1), -error, key=lambda failures: -at_least(failures, trials, 1 - survive))

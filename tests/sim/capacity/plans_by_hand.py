@@ -74,12 +74,19 @@ PLAN = CapacityPlan(
     leaning=LEANING,
 )
 UNBOUNDED = replace(PLAN, kind="unbounded", answer=128, first_failing=None)
-NOTHING = replace(PLAN, kind="nothing_holds", answer=None, best_missed={"ttft_p99": 2.5, "tpot_p99": None})
+NOTHING = replace(
+    PLAN,
+    kind="nothing_holds",
+    answer=None,
+    best_missed={"ttft_p99": 2.5, "tpot_p99": None},
+    breaks={"out_of_memory": 3, "ttft_p99": 1},
+)
 ONE = PLAN.one_more
 assert ONE is not None
 PLANS = {
     "found": PLAN,
-    "nothing beyond": replace(PLAN, first_failing=None),
+    "nothing beyond": replace(PLAN, first_failing=None, tried=(PLAN.tried[0], PLAN.tried[1])),
+    "all but one": replace(PLAN, first_failing=None),
     "all of it": replace(
         PLAN, target=target("max_model_len", "tokens", (96,), end="all positions of the model"), first_failing=None
     ),
@@ -108,7 +115,11 @@ PLANS = {
     "once": replace(PLAN, chance=False, changes=None, leaning=None, one_more=None, peak=None),
     "unbounded": UNBOUNDED,
     "nothing promised": replace(UNBOUNDED, slos=()),
+    "nothing promised but no preemption": replace(UNBOUNDED, slos=(), max_preemptions=0),
     "nothing": NOTHING,
-    "nothing, unexplained": replace(NOTHING, binding=None, best_missed={}),
+    "nothing, unexplained": replace(NOTHING, binding=None, best_missed={}, breaks={}),
+    "less than the margin": replace(
+        NOTHING, target=target("gpu_memory_utilization", "", (0.98, 0.97), smaller_is_better=True), serves=0.97
+    ),
     "not shown": replace(NOTHING, kind="not_shown"),
 }

@@ -117,6 +117,71 @@ def test_nothing_is_planned_whose_peak_leaves_less_than_the_margin(tmp_path: Pat
     assert plan.peak.kv_left_bytes >= 2 * GIB or plan.tried[-1].held < plan.tried[-1].trials
 
 
+def share_bound(s: Scenario, luck: float) -> Row:
+    """8 users hold 3.9 GiB; a share of 32 GiB gives all above 18 GiB to KV, and leaves the rest of the device."""
+    share = s.engine.gpu_memory_utilization
+    budget = max(0.1, 32 * share - 18)
+    usage = (3.8 + 0.1 * luck) / budget
+    return {
+        **kv_bound(s, luck),
+        "outcome": "held" if usage <= 1 else "out_of_memory",
+        "cause": None if usage <= 1 else "shortage",
+        "least_free_bytes": round((1 - share) * 32 * GIB),
+        "kv_budget_bytes": round(budget * GIB),
+        "kv_usage_peak": min(1.0, usage),
+    }
+
+
+SHARE = replace(QUICK, target="gpu_memory_utilization")
+
+
+@pytest.mark.parametrize(
+    ("margin_gib", "smallest", "largest"),
+    [
+        (0, 0.69, 0.98),  # 32 x 0.69 - 18 = 4.08
+        (2, 0.75, 0.93),  # 32 x 0.75 - 18 - 3.9 = 2.1; 32 x 0.07 = 2.24
+    ],
+)
+def test_a_share_leaves_the_margin_of_kv_at_its_smallest_and_of_the_device_at_its_largest(
+    tmp_path: Path, margin_gib: int, smallest: float, largest: float
+) -> None:
+    plan = planned(share_bound, tmp_path, replace(SHARE, margin=Margin(bytes=margin_gib * GIB)))
+    assert (plan.kind, plan.answer, plan.upper) == ("found", smallest, largest)
+    assert min(plan.peak.kv_left_bytes, plan.peak.device_left_bytes) >= margin_gib * GIB
+
+
+@pytest.mark.parametrize(("preset", "serves"), [("doubling", 0.97), ("paged", 0.69)])
+def test_no_share_is_recommended_that_leaves_less_than_the_margin(tmp_path: Path, preset: str, serves: float) -> None:
+    server = Scenario.load(overrides=["workload.users=8", "workload.num_prompts=8"], preset=preset)
+    question = replace(SHARE, margin=Margin(bytes=10 * GIB - GIB * (preset == "doubling")), explain=True)
+    plan = plan_capacity(server, question, MadeUpRuns(share_bound), tmp_path)
+    assert (plan.kind, plan.answer, plan.serves) == ("nothing_holds", None, serves)
+    assert f"nothing holds: {serves}, the smallest that serves the traffic, leaves " in verdict(plan)
+    assert plan.to_dict()["serves"] == serves
+
+
+def test_a_pool_that_leaves_less_than_the_margin_is_to_be_made_smaller(tmp_path: Path) -> None:
+    server = Scenario.load(overrides=["workload.users=8", "workload.num_prompts=8"], preset="paged")
+    question = replace(QUICK, margin=Margin(share=0.2), explain=True)
+    plan = plan_capacity(server, question, MadeUpRuns(share_bound), tmp_path)
+    assert "even at 1 user 0 of 9 did: 9 left less than the margin" in verdict(plan)
+    assert plan.binding.constraint == "gpu_memory_utilization"
+    best = plan.changes[0]
+    assert (best.name, best.keys) == ("less of the device", {"engine.gpu_memory_utilization": 0.8})
+    assert best.held == best.trials
+
+
+def test_a_quick_plan_also_says_why_nothing_holds(tmp_path: Path) -> None:
+    plan = planned(kv_bound, tmp_path, replace(QUICK, margin=Margin(bytes=5 * GIB)))
+    assert plan.binding is None
+    assert "even at 1 user 0 of 9 did: 9 left less than the margin" in verdict(plan)
+
+
+def test_a_margin_as_large_as_the_device_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"--margin 29\.5 GiB: the device has 29\.50 GiB"):
+        planned(kv_bound, tmp_path, replace(QUICK, margin=Margin(bytes=59 * GIB // 2)))
+
+
 def test_memory_binds_and_its_cures_carry_farther(tmp_path: Path) -> None:
     plan = planned(kv_bound, tmp_path, replace(QUICK, explain=True))
     assert plan.binding.constraint == "KV"
@@ -200,6 +265,9 @@ def test_the_same_question_has_the_same_bytes(tmp_path: Path) -> None:
         (PlanQuestion(confidence=1.0), "no number of runs makes sure"),
         (PlanQuestion(seeds=106), "at least 107"),
         (PlanQuestion(seeds=0), "--seeds 0: at least 1"),
+        (PlanQuestion(survive=0.5, seeds=10**20), "at most 20,000"),
+        (PlanQuestion(survive=0.9999), "--survive 0.9999: 20,000 runs of which none fails do not show"),
+        (PlanQuestion(survive=1 - 2**-53), "--survive 1: 20,000 runs"),
         (PlanQuestion(max_preemptions=-1), "--max-preemptions -1"),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_plan_that_was_found() -> None:
         "4 个设备：到 128 个用户；各用 4 个样本：选定后请重新规划",
         "最敏感的假设": "non_torch_bytes（非 torch 显存）：默认值，未校准（2）。取 1 时结论为 98，取 3 时为 无解，"
         "按现值为 96，各用 4 个样本；所有参数同时取较差的一端时为 无解",
-        "单调性": "48、128 处较小的负载同样满足；其间的值没有运行",
+        "单调性": "运行过的值 48、128 中，没有比更难的值满足得更少的；其间的值没有运行",
     }
 
 
@@ -55,6 +55,7 @@ def test_a_plan_that_was_found() -> None:
     ("which", "said"),
     [
         ("nothing beyond", "更远的值都没有被证明不满足"),
+        ("all but one", "更远的值都没有被证明不满足；98 无法判定。"),
         ("all of it", "96 个 token，"),
         ("all of it", "；已是模型的全部位置。"),
         ("the fewest", "最少数量（1,200 次中 1,178 次满足）；1 个设备则不满足"),
@@ -68,6 +69,8 @@ def test_a_plan_that_was_found() -> None:
             "nothing",
             "即使 1 个用户，40 次中 0 次满足：3 次显存耗尽，1 次未达到 ttft_p99。此时最好达到 ttft_p99 2.5 s；",
         ),
+        ("less than the margin", "0.97 是能处理该负载的最小值，但设备只剩 0.50 GiB，要求的余量为 1 %"),
+        ("nothing promised but no preemption", "没有承诺会被负载打破的指标：请加上 --slo"),
         ("not shown", "即使 1 个用户也没有结论：40 次中 0 次满足，既不能证明 90 % 满足"),
     ],
 )

@@ -56,7 +56,8 @@ def test_a_trace_has_its_clock_made_faster(tmp_path: Path) -> None:
     target = target_of(scenario(workload__trace=str(tmp_path / "t.csv"), workload__time_scale=0.5), None)
     assert target.name == "request_rate"
     assert target.unit == "times the recorded rate"
-    assert target.keys_of(2.0) == {"workload.time_scale": 0.25}
+    assert target.values[target.start] == 2.0  # as the scenario has it
+    assert target.keys_of(2.0) == {"workload.time_scale": 0.5}  # of the recorded rate, not of the scenario's
     with pytest.raises(ScenarioError, match=r"workload.trace makes an open loop.*--target request_rate"):
         target_of(scenario(workload__trace=str(tmp_path / "t.csv")), "users")
 
