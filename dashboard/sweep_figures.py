@@ -29,6 +29,7 @@ HELD_SCALE = [(0.0, ALARM), (0.5, "#F0D9C0"), (0.999, "#B9D3E6"), (1.0, "#0072B2
 """All that held stand out from nearly all."""
 SCALE = [(0.0, LEAST), (0.5, "#E69F00"), (1.0, SLOWEST)]
 SERVED_SCALE = [(0.0, LEAST), (0.5, "#56B4E9"), (1.0, MOST_SERVED)]
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MOST_TEXTS = 120
 """Cells of a heat map that have their number written in."""
 MOST_FACETS = 6
@@ -134,7 +135,7 @@ def _four_maps(points: Sequence[PointSummary], x: str, y: str, axes: dict[str, l
             row=row,
             col=column,
         )
-        figure.update_xaxes(title_text=x, type="category", row=row, col=column)
+        figure.update_xaxes(title={"text": x, "standoff": 8}, type="category", row=row, col=column)
         figure.update_yaxes(type="category", showticklabels=column == 1, row=row, col=column)
         if column == 1:  # those on the right are the same, and their place is the colour bar's
             figure.update_yaxes(title={"text": short_key(y), "standoff": 8}, automargin=True, row=row, col=column)
@@ -194,7 +195,8 @@ def curves(points: Sequence[PointSummary], lang: Lang = "en") -> go.Figure:
         vertical_spacing=0.18,
     )
     numeric = _numeric(axes[x])
-    for name, colour in policy_colours(series).items():
+    looks = _looks(others, axes, series)
+    for name, (colour, dash) in looks.items():
         for place, measure in enumerate(MEASURES):
             where = {"row": place // 2 + 1, "col": place % 2 + 1}
             found = [(p, s) for p in series[name] if (s := spread_of(p, measure)) is not None]
@@ -203,13 +205,13 @@ def curves(points: Sequence[PointSummary], lang: Lang = "en") -> go.Figure:
             xs = [p.settings[x] if numeric else value_text(x, p.settings[x]) for p, _ in found]
             low, middle, high = ([getattr(s, end) for _, s in found] for end in ("low", "median", "high"))
             if numeric and len(found) > 1:
-                figure.add_trace(_band(xs, low, high, name, colour), **where)
+                figure.add_trace(_band(xs, low, high, name, colour, 0.14 / max(1, len(series) / 3)), **where)
             bars = {"array": _above(high, middle), "arrayminus": _above(middle, low), "width": 4, "thickness": 1}
             figure.add_scatter(
                 x=xs,
                 y=middle,
                 mode="lines+markers" if numeric else "markers",
-                line={"color": colour, "width": 2},
+                line={"color": colour, "width": 2, "dash": dash},
                 marker={"size": 6},
                 error_y=None if numeric and len(found) > 1 else {"type": "data", "symmetric": False, **bars},
                 name=name,
@@ -222,7 +224,8 @@ def curves(points: Sequence[PointSummary], lang: Lang = "en") -> go.Figure:
     style(figure, 700)
     for place, measure in enumerate(MEASURES):
         where = {"row": place // 2 + 1, "col": place % 2 + 1}
-        figure.update_xaxes(title_text=x, type=None if numeric else "category", **where)
+        title = {"text": x, "standoff": 8}
+        figure.update_xaxes(title=title, type=None if numeric else "category", **where)
         shown = [end for p in points if (s := spread_of(p, measure)) is not None for end in s]
         figure.update_yaxes(**(log_axis(shown) if measure.log else {"rangemode": "tozero"}), **where)
     figure.update_yaxes(range=[-4, 104], row=1, col=1)
@@ -230,17 +233,40 @@ def curves(points: Sequence[PointSummary], lang: Lang = "en") -> go.Figure:
     return figure
 
 
+def _looks(
+    others: Sequence[str], axes: dict[str, list[Any]], series: dict[str, list[PointSummary]]
+) -> dict[str, tuple[str, str]]:
+    """Colour and dash of each line: the colour tells the first key of words, the dash what else there is."""
+    if not others:
+        return {name: (colour, "solid") for name, colour in policy_colours(series).items()}
+    apart = next((key for key in others if not _numeric(axes[key])), others[0])
+    rest = [key for key in others if key != apart]
+    kinds = {name: tuple(points[0].settings[key] for key in rest) for name, points in series.items()}
+    order = list(dict.fromkeys(kinds.values()))
+    colours = policy_colours(dict.fromkeys(value_text(apart, p[0].settings[apart]) for p in series.values()))
+    return {
+        name: (
+            colours[value_text(apart, points[0].settings[apart])],
+            DASHES[order.index(kinds[name]) % len(DASHES)],
+        )
+        for name, points in series.items()
+    }
+
+
 def _above(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(upper, lower, strict=True)]
 
 
-def _band(xs: Sequence[Any], low: Sequence[float], high: Sequence[float], name: str, colour: str) -> go.Scatter:
+def _band(
+    xs: Sequence[Any], low: Sequence[float], high: Sequence[float], name: str, colour: str, opacity: float
+) -> go.Scatter:
+    """The more there are, the paler: they lie over each other."""
     return go.Scatter(
         x=[*xs, *xs[::-1]],
         y=[*high, *low[::-1]],
         fill="toself",
         fillcolor=colour,
-        opacity=0.14,
+        opacity=opacity,
         mode="lines",
         line={"width": 0},
         legendgroup=name,

@@ -79,6 +79,6 @@ def choose(kind: finished.Kind, name: Callable[[Finished], str]) -> Finished | N
 
 
 def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Cells as words; a title of several lines stands in one."""
-    titles = [title.replace(".\n", ".").replace("\n", " ") for title in header]
+    """Cells as words; a key is told by its last one, and a title of several lines stands in one."""
+    titles = [title.rpartition(".\n")[2].replace("\n", " ") for title in header]
     st.dataframe(pd.DataFrame(rows, columns=titles), hide_index=True)

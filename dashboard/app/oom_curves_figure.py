@@ -11,13 +11,14 @@ import plotly.graph_objects as go
 
 from hbmtwin.dashboard.figures import band_trace, style
 from hbmtwin.dashboard.palette import policy_colours
+from hbmtwin.sim.capacity.oom_point_loads import WORDS
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 GIB = 1 << 30
 OUT = Phrase("draws that ran out (%)", "显存耗尽的比例（%）")
 PREEMPTED = Phrase("{policy}: first preemption", "{policy}：首次抢占")
 LOAD = Phrase("load: {word}", "负载：{word}")
-SMALLEST = Phrase("smallest device memory that survives (GiB)", "能撑住的最小显存（GiB）")
+SMALLEST = Phrase("smallest memory that survives (GiB)", "能撑住的最小显存（GiB）")
 
 
 def share_curves(told: Mapping[str, Any], lang: Lang) -> go.Figure:
@@ -77,7 +78,8 @@ def _styled(
     figure: go.Figure, told: Mapping[str, Any], title: str, lang: Lang, bounds: list[float] | None
 ) -> go.Figure:
     style(figure, 420)
-    figure.update_xaxes(title_text=Said.of(LOAD, word=told["load"]["key"]).text(lang))
+    word = told["load"]["key"]
+    figure.update_xaxes(title_text=Said.of(LOAD, word=Said.of(WORDS[word]) if word in WORDS else word).text(lang))
     figure.update_yaxes(title_text=title, range=bounds, rangemode="tozero")
     figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure

@@ -36,7 +36,7 @@ def memory_overlay(memory: Mapping[str, Any], lang: Lang) -> go.Figure:
     for at, name in enumerate(names):
         for label, values, colour, width in (
             (OF_MEASURED, steps["measured"][name], MEASURED, 6),
-            (OF_PREDICTED, steps["predicted"][name], PREDICTED, 1.5),
+            (OF_PREDICTED, steps["predicted"][name], PREDICTED, 2.5),
         ):
             figure.add_scatter(
                 x=x,

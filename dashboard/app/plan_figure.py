@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from hbmtwin.dashboard.figures import style
 from hbmtwin.dashboard.palette import ALARM, HOLE, policy_colours
+from hbmtwin.sim.capacity.oom_point_loads import WORDS
 from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 HELD = Phrase("runs that held (%)", "满足目标的运行（%）")
@@ -61,7 +62,8 @@ def held_by_value(plans: Mapping[str, Mapping[str, Any]], lang: Lang) -> go.Figu
             "yanchor": "top",
         },
     )
-    figure.update_xaxes(title_text=first["target"])
+    target = first["target"]
+    figure.update_xaxes(title_text=Said.of(WORDS[target]).text(lang) if target in WORDS else target)
     figure.update_yaxes(title_text=Said.of(HELD).text(lang), range=[-3, 104])
     figure.update_layout(hovermode="x unified", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure

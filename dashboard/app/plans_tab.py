@@ -45,6 +45,7 @@ BAND = Phrase(
 LEFT_OUT = Phrase("{name} is left out: {why}", "{name} 未参与：{why}")
 NAME = Phrase("{name}: {target}, {policies}", "{name}：{target}，{policies}")
 SCENARIO = Phrase("scenario", "当前场景")
+COLON = Phrase(": ", "：")
 
 
 def show(settings: list[str], usable: bool) -> None:
@@ -93,7 +94,9 @@ def _finished(one: Finished) -> None:
         st.subheader(as_text(name or text(SCENARIO)))
         (st.error if plan["answer"] is None else st.success)(as_text(plan["verdict"][lang()]))
         st.markdown(
-            "\n".join(f"- **{as_text(heading)}**: {as_text(said)}" for heading, said in plan["sentences"][lang()])
+            "\n".join(
+                f"- **{as_text(heading)}**{text(COLON)}{as_text(said)}" for heading, said in plan["sentences"][lang()]
+            )
         )
     st.subheader(text(SEEN))
     draw(held_by_value(plans, lang()), key="held")

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from hbmtwin.dashboard.night import at_night
-from hbmtwin.dashboard.palette import INK, PAPER
+from hbmtwin.dashboard.palette import INK, NIGHT, PAPER
 
 CLEAR = "rgba(0,0,0,0)"
 CONFIG = {"displaylogo": False, "responsive": True}
@@ -23,7 +23,9 @@ def in_theme(figure: go.Figure, dark: bool) -> go.Figure:
         at_night(figure)
     else:
         figure.update_layout(hoverlabel={"bgcolor": PAPER, "font": {"color": INK}})
-    figure.update_layout(paper_bgcolor=CLEAR, plot_bgcolor=CLEAR)
+    figure.update_layout(paper_bgcolor=CLEAR)
+    if figure.layout.plot_bgcolor in (PAPER, NIGHT[PAPER]):  # another one says something: a cell without a number
+        figure.update_layout(plot_bgcolor=CLEAR)
     return figure
 
 

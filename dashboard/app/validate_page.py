@@ -15,7 +15,6 @@ from hbmtwin.dashboard.app.overlay_figure import memory_overlay, times_overlay
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.app.validation_tables import (
     COLUMNS,
-    RESIDUAL,
     coefficients_table,
     errors_table,
     memory_table,
@@ -115,18 +114,13 @@ def show() -> None:
     if profile.cross_validated_percent is not None:
         st.markdown(text(HELD_OUT, percent=profile.cross_validated_percent))
     st.markdown(f"**{text(COEFFICIENTS)}**")
-    st.dataframe(
-        coefficients_table(profile.coefficients),
-        hide_index=True,
-        height="content",
-        column_config={text(RESIDUAL): st.column_config.NumberColumn(format="%.1f")},
-    )
+    st.table(coefficients_table(profile.coefficients), hide_index=True)
     if profile.memory:
         st.markdown(f"**{text(MEMORY_FIGURES)}**")
-        st.dataframe(memory_table(profile.memory), hide_index=True)
+        st.table(memory_table(profile.memory), hide_index=True)
     if profile.validity:
         st.markdown(f"**{text(RANGE)}**")
-        st.dataframe(validity_table(profile.validity), hide_index=True, height="content")
+        st.table(validity_table(profile.validity), hide_index=True)
         st.caption(text(OUTSIDE))
 
 

@@ -88,7 +88,7 @@ def coefficients_table(coefficients: Mapping[str, Coefficient]) -> pd.DataFrame:
             text(LOW): [figure_text(name, c.low) for name, c in rows],
             text(HIGH): [figure_text(name, c.high) for name, c in rows],
             text(POINTS): [c.points for _, c in rows],
-            text(RESIDUAL): [c.residual_percent for _, c in rows],
+            text(RESIDUAL): [f"{c.residual_percent:.1f}" for _, c in rows],
         }
     )
 

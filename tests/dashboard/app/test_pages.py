@@ -302,7 +302,7 @@ def test_a_plan_is_told_in_the_language_of_the_screen(lang: Lang, told: str) -> 
     assert not app.exception
     assert told in said(app)
     for heading, sentence in sentences(PLAN, lang):
-        assert f"- **{heading}**: {sentence}" in said(app)
+        assert f"- **{heading}**{': ' if lang == 'en' else '：'}{sentence}" in said(app)
 
 
 def test_without_a_report_the_page_says_how_to_make_one() -> None:
