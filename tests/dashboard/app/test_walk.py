@@ -1,11 +1,6 @@
 """A browser walks every screen of ``hbmtwin dashboard``, as somebody does who plans a server.
 
-::
-
-    HBMTWIN_SCREENSHOTS=DIR   each screen is written there, in both themes and languages: look at them
-
-Nothing waits for a time but for what is to be seen, so that no busy machine is a fault. Numbers are held to those of
-the command line, in a process of its own.
+Numbers are held to those of the command line, in a process of its own. :mod:`.screen` tells how pictures are kept.
 """
 
 from __future__ import annotations
@@ -15,30 +10,22 @@ import json
 import os
 import pickle
 import re
-import shutil
 import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+from .screen import PAGES, PLOT, Screen, Server, children, command_line, started
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PATIENCE_MS = 120_000
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 SMALL = ("workload.num_prompts=5", "workload.request_rate=inf")
 DEATH = ("kv_cache.preset=doubling",)
 ENDLESS = ("workload.num_prompts=900000",)
-IDLE = "[data-testid=stApp][data-test-script-state=notRunning]"
-PLOT = ".js-plotly-plot .nsewdrag"
 WAS_HERE = Path(f"/tmp/hbmtwin-was-here-{os.getpid()}")
 
 
@@ -49,216 +36,10 @@ class Bomb:
         return os.mkdir, (str(WAS_HERE),)
 
 
-class Names(NamedTuple):
-    """What a screen is called, in both languages."""
-
-    links: tuple[str, str]
-    titles: tuple[str, str]
-
-
-PAGES = {
-    "": Names(("Fit", "显存规划"), ("Will it start, and what takes the memory?", "能否启动，显存用在哪里？")),
-    "what-if": Names(("What if", "假设分析"), ("What if?", "假设分析")),
-    "memory-map": Names(("Memory map", "显存地图"), ("Memory map", "显存地图")),
-    "compare": Names(("Compare", "对比"), ("Compare on the same traffic", "相同流量下的对比")),
-    "capacity": Names(("Capacity", "容量"), ("How many fit?", "能承载多少？")),
-    "explain": Names(("Explain", "日志诊断"), ("Why did it die?", "为什么显存不足？")),
-    "validate": Names(("Validate", "验证"), ("How far can it be trusted?", "结果可信度")),
-}
-
-
-class Server(NamedTuple):
-    """An app that runs."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    cache: Path
-
-
-def free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("localhost", 0))
-        port: int = asked.getsockname()[1]
-        return port
-
-
-def command_line(*words: str) -> list[str]:
-    return [sys.executable, "-m", "hbmtwin", *words]
-
-
-def children(pid: int) -> list[int]:
-    """Processes that it started, and those started."""
-    found: list[int] = []
-    for task in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = task.read_text().rpartition(")")
-        except OSError:  # it has ended meanwhile
-            continue
-        if int(rest.split()[1]) == pid:
-            child = int(name.split()[0])
-            found += [child, *children(child)]
-    return found
-
-
-def until(true: Any) -> None:
-    for _ in range(PATIENCE_MS // 50):
-        if true():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came")
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/_stcore/health") as answer:
-            return bool(answer.read() == b"ok")
-    except OSError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The app as the command starts it; at its end Ctrl-C leaves no process."""
-    folder = tmp_path_factory.mktemp("dashboard")
-    port = free_port()
-    process = subprocess.Popen(
-        command_line("dashboard", "--no-browser", "--port", str(port)),
-        env={**os.environ, "HBMTWIN_CACHE": str(folder / "kept")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    made = Server(f"http://localhost:{port}", process, folder / "kept")
-    try:
-        until(lambda: answers(made.url))
+    with started(tmp_path_factory.mktemp("dashboard")) as made:
         yield made
-        beside = children(process.pid)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) in (0, 130)
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in beside))
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium to walk with: apt-get install chromium")
-    api = pytest.importorskip("playwright.sync_api", reason="no playwright to walk with")
-    with api.sync_playwright() as playwright:
-        # as root, and without a device for pictures
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield launched
-        launched.close()
-
-
-class Screen:
-    """A browser's window at the app."""
-
-    def __init__(self, browser: Browser, server: Server, scheme: str = "light") -> None:
-        from playwright.sync_api import expect
-
-        self.server = server
-        self.context = browser.new_context(
-            viewport={"width": 1280, "height": 1000}, color_scheme="dark" if scheme == "dark" else "light"
-        )
-        self.context.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
-        self.expect = expect
-        self.page: Page = self.context.new_page()
-        self.asked: list[str] = []
-        self.page.on("request", lambda request: self.asked.append(request.url))
-
-    def open(self, place: str, settings: tuple[str, ...] = (), lang: str = "en") -> None:
-        """As somebody does who was sent a link."""
-        query = urlencode([*([("lang", lang)] if lang != "en" else []), *(("set", setting) for setting in settings)])
-        self.page.goto(f"{self.server.url}/{place}" + (f"?{query}" if query else ""))
-        self.settled(PAGES[place].titles[lang == "zh"])
-
-    def settled(self, title: str = "") -> None:
-        """Wait until that page's title is there and the script stands still."""
-        self.expect(self.page.locator("h1").first).to_have_text(title or re.compile("."))
-        self.page.locator(IDLE).wait_for()
-
-    def go(self, place: str, lang: str = "en") -> None:
-        """Take the link in the sidebar."""
-        told = PAGES[place]
-        links = self.page.get_by_test_id("stSidebarNav")
-        links.get_by_role("link", name=told.links[lang == "zh"], exact=True).click()
-        self.settled(told.titles[lang == "zh"])
-
-    def main(self) -> Locator:
-        return self.page.get_by_test_id("stMain")
-
-    def says(self, words: str | re.Pattern[str]) -> None:
-        self.expect(self.main()).to_contain_text(words)
-
-    def button(self, name: str) -> Locator:
-        return self.main().get_by_role("button", name=name, exact=True)
-
-    def run(self) -> None:
-        """Click on the page's button, and wait for the first picture."""
-        self.button_that_starts().click()
-        self.page.locator(PLOT).first.wait_for()
-        self.settled()
-
-    def leave_out(self, *policies: str) -> None:
-        """Of those that are compared."""
-        for policy in policies:
-            self.button(policy).click()
-            self.expect(self.page.get_by_test_id("stCode").last).not_to_contain_text(policy)
-
-    def button_that_starts(self) -> Locator:
-        return self.page.get_by_test_id("stBaseButton-primary")
-
-    def brush(self, begin: float, end: float) -> tuple[float, float]:
-        """Drag over that share of the first picture, again where it was just drawn anew; return what the page says."""
-        said = re.compile(r"([0-9.]+) to ([0-9.]+) s")
-        for _ in range(20):
-            self.page.locator("h1").first.scroll_into_view_if_needed()
-            box = self.page.locator(PLOT).first.bounding_box()
-            assert box is not None
-            y = box["y"] + box["height"] / 2
-            self.page.mouse.move(box["x"] + begin * box["width"], y)
-            self.page.mouse.down()
-            self.page.mouse.move(box["x"] + end * box["width"], y, steps=8)
-            self.page.mouse.up()
-            told = self.page.get_by_test_id("stCaptionContainer").filter(has_text=said).first
-            try:
-                self.expect(told).to_be_visible(timeout=5000)
-            except AssertionError:
-                continue
-            found = said.search(told.inner_text())
-            assert found is not None
-            return float(found[1]), float(found[2])
-        raise AssertionError("a drag selects nothing")
-
-    def figures(self) -> dict[str, str]:
-        """What the page's large numbers say, by their labels."""
-        said = self.page.get_by_test_id("stMetric")
-        labels = said.get_by_test_id("stMetricLabel").all_inner_texts()
-        return dict(zip(labels, said.get_by_test_id("stMetricValue").all_inner_texts(), strict=True))
-
-    def command(self) -> str:
-        return self.page.get_by_test_id("stCode").last.inner_text().strip()
-
-    def download(self, name: str) -> bytes:
-        with self.page.expect_download() as told:
-            self.button(name).click()
-        return Path(told.value.path()).read_bytes()
-
-    def shot(self, name: str) -> None:
-        """Keep a picture of the whole page, if they are wanted."""
-        if not (folder := os.environ.get("HBMTWIN_SCREENSHOTS")):
-            return
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        height = max(1000, self.page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight") + 20)
-        self.page.set_viewport_size({"width": 1280, "height": height})
-        self.page.wait_for_timeout(1000)  # figures draw themselves anew, and nothing tells their end
-        self.page.screenshot(path=Path(folder, f"{name}.png"))
-        self.page.set_viewport_size({"width": 1280, "height": 1000})
 
 
 @pytest.fixture
@@ -470,8 +251,7 @@ def test_every_screen_in_both_themes_and_languages(browser: Browser, server: Ser
             screen.page.locator(PLOT).first.wait_for()
         screen.settled(PAGES[place].titles[lang == "zh"])
         assert screen.page.get_by_test_id("stException").count() == 0
-        wide = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('[data-testid=stMain]'))"
-        assert screen.page.evaluate(wide) <= 0  # nothing is cut at 1280 px
+        assert screen.fits()
         screen.shot(f"{place or 'fit'}-{lang}-{scheme}")
     assert screen.page.evaluate("document.documentElement.lang") in ("en", "zh")
     screen.context.close()
