@@ -53,10 +53,12 @@ class Peak(NamedTuple):
 
 
 class OneMore(NamedTuple):
-    """What one more costs, from two values with the same draws."""
+    """What one more costs, from two values with the same draws: one user, or about a tenth of a rate."""
 
     from_value: Value
     to_value: Value
+    by: Value
+    """How many more."""
     kv_bytes: float
     ttft_p99_s: float
     tpot_p99_s: float

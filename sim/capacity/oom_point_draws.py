@@ -51,9 +51,10 @@ def draws_of(scenario: Scenario, count: int) -> tuple[Draw, ...]:
     each = total // count if w.num_prompts is None else w.num_prompts
     if each * count > total or each < 1:
         most = total if w.num_prompts is None else total // w.num_prompts
+        behind = f" behind the first {w.trace_skip:,}" * bool(w.trace_skip)
         raise ScenarioError(
-            f"--seeds {count}: {w.trace} has {total:,} requests, of which {count} windows of {max(1, each):,} do not "
-            f"fit side by side; at most {most:,}, or set a smaller workload.num_prompts"
+            f"--seeds {count}: {w.trace} has {total:,} requests{behind}, of which {count} windows of {max(1, each):,} "
+            f"do not fit side by side; {f'at most {most:,}, or ' * bool(most)}set a smaller workload.num_prompts"
         )
     starts = (w.trace_skip + (total - each) * i // (count - 1) for i in range(count))
     return tuple(

@@ -35,6 +35,8 @@ WHOLE = ("users", "num_prompts")
 """Those that are whole numbers."""
 MAX_VALUES = 1000
 FORM = "write it as users=10:200:10 (or :x1.5 for steps by a factor, or users=10,20,50)"
+LEAST, MOST = 1e-9, 1e9
+"""Of a load: as in a scenario, where a trace's clock may not run slower or faster either."""
 DIGITS = 12
 """Significant digits of a value: those of its file name and axis, free of what adding floats leaves behind."""
 
@@ -54,6 +56,8 @@ class Load(NamedTuple):
     def text(self, value: float, lang: Lang = "en") -> str:
         """``20 users``."""
         number = f"{value:,.4g}" if self.word not in WHOLE else f"{value:,}"
+        if lang == "en" and value == 1 and self.word in WHOLE:
+            return f"1 {WORDS[self.word].en.removesuffix('s')}"
         return Said.of(COUNTED[self.word], value=number).text(lang)
 
 
@@ -73,10 +77,8 @@ def parse_load(text: str) -> Load:
     rounded = [float(f"{value:.{DIGITS}g}") for value in found]
     if word in WHOLE:
         if broken := [value for value in rounded if not value.is_integer()]:
-            raise ScenarioError(f"--load {text}: {word} are whole numbers, and {broken[0]:g} is none; {FORM}")
+            raise ScenarioError(f"--load {text}: {word} are whole numbers, and {broken[0]:.12g} is none; {FORM}")
         rounded = [int(value) for value in rounded]
-    if len(rounded) > MAX_VALUES:
-        raise ScenarioError(f"--load {text}: {len(rounded):,} values; at most {MAX_VALUES:,}: take larger steps")
     return Load(word, tuple(sorted(set(rounded))))
 
 
@@ -89,6 +91,10 @@ def check_load(scenario: Scenario, load: Load) -> None:
         raise ScenarioError(f"--load rate_scale: concerns a trace or a model; here the load is {other}")
     if recorded is not None and load.word != "rate_scale":
         raise ScenarioError(f"--load {load.word}: workload.{recorded} says who asks when; here the load is rate_scale")
+    if load.word == "request_rate" and w.users is not None:
+        raise ScenarioError("--load request_rate: workload.users makes a closed loop; here the load is users")
+    if load.word == "users" and w.request_rate is not None:
+        raise ScenarioError("--load users: workload.request_rate makes an open loop; here the load is request_rate")
 
 
 def default_load(scenario: Scenario) -> Load:
@@ -131,10 +137,16 @@ def _range(text: str, values: str) -> list[float]:
         if factor <= 1:
             raise ScenarioError(f"--load {text}: a load that grows takes a factor above 1, not x{factor:g}")
         count = math.floor(math.log(last / first) / math.log(factor) + 1e-9) + 1
-        return [first * factor**i for i in range(min(count, MAX_VALUES + 1))]
+        return [first * factor**i for i in range(_checked(text, count))]
     width = _number(text, step)
     count = math.floor((last - first) / width + 1e-9) + 1
-    return [first + width * i for i in range(min(count, MAX_VALUES + 1))]
+    return [first + width * i for i in range(_checked(text, count))]
+
+
+def _checked(text: str, count: int) -> int:
+    if count > MAX_VALUES:
+        raise ScenarioError(f"--load {text}: {count:,} values; at most {MAX_VALUES:,}: take larger steps")
+    return count
 
 
 def _number(text: str, part: str) -> float:
@@ -142,6 +154,8 @@ def _number(text: str, part: str) -> float:
         value = float(part)
     except ValueError:
         raise ScenarioError(f"--load {text}: {part.strip()!r} is no number; {FORM}") from None
-    if not (math.isfinite(value) and value > 0):
-        raise ScenarioError(f"--load {text}: loads and steps are above 0 and finite, not {part.strip()}")
+    if not LEAST <= value <= MOST:  # nan neither
+        raise ScenarioError(
+            f"--load {text}: loads and steps are above 0, at least {LEAST:g} and at most {MOST:g}, not {part.strip()}"
+        )
     return value

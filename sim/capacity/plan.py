@@ -21,6 +21,7 @@ from hbmtwin.sim.capacity.promise import parse_margin, parse_slos
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.sweep.store import RunStore
 from hbmtwin.sim.sweep.workers import workers_kept
+from hbmtwin.sim.traffic import source_of
 
 
 def plan(
@@ -97,6 +98,7 @@ def plan_each(
     last: Exception | None = None
     with workers_kept(), TemporaryDirectory(prefix="hbmtwin-plan-") as folder:
         for name, scenario in scenarios.items():
+            source_of(scenario)  # a file that is missing or faulty is told before the first run
             try:
                 plans[name] = plan_capacity(scenario, question, runs, Path(folder), name=name)
             except (ScenarioError, DoesNotFit) as error:

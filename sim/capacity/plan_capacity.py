@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import log
+from math import floor, log, log10
 from pathlib import Path
 from statistics import fmean
 
@@ -264,13 +264,14 @@ def _best(loads: Loads, draws: range) -> Mapping[str, float | None]:
 
 
 def _one_more(loads: Loads, place: int, draws: range) -> OneMore | None:
-    """Differences between the answer and a value somewhat below it, for one; and what breaks at the next value."""
+    """Differences between the answer and a value somewhat below it, for one more; and what breaks at the next value."""
     values = loads.target.values
     lower = max((i for i in range(place) if values[i] <= LOWER * values[place]), default=place - 1)
     if lower < 0:
         return None
     before, here = loads.rows(lower, draws), loads.rows(place, draws)
-    span = values[place] - values[lower]
+    by = 1 if loads.target.name == "users" else float(f"{10.0 ** (floor(log10(values[place])) - 1):g}")
+    span = (values[place] - values[lower]) / by
 
     def slope(column: str) -> float:
         return ((_mean(here, column) or 0.0) - (_mean(before, column) or 0.0)) / span
@@ -286,6 +287,7 @@ def _one_more(loads: Loads, place: int, draws: range) -> OneMore | None:
     return OneMore(
         from_value=values[lower],
         to_value=values[place],
+        by=by,
         kv_bytes=(kv(here) - kv(before)) / span,
         ttft_p99_s=slope("ttft_p99_s"),
         tpot_p99_s=slope("tpot_p99_s"),

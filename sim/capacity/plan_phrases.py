@@ -144,9 +144,14 @@ OTHER_CAUSES = {
 }
 """Beside those of the allocators."""
 ONE_MORE = Phrase(
-    "one more {unit} takes {kv} of KV at the peak, {tpot:+.2f} ms of tpot_p99, {ttft:+.1f} ms of ttft_p99 (between "
+    "one more user takes {kv} of KV at the peak, {tpot:+.2f} ms of tpot_p99, {ttft:+.1f} ms of ttft_p99 (between "
     "{first:,} and {last:,})",
-    "每增加 {unit}，KV 峰值增加 {kv}，tpot_p99 {tpot:+.2f} ms，ttft_p99 {ttft:+.1f} ms（{first:,} 与 {last:,} 之间）",
+    "每增加一个用户，KV 峰值增加 {kv}，tpot_p99 {tpot:+.2f} ms，ttft_p99 {ttft:+.1f} ms（{first:,} 与 {last:,} 之间）",
+)
+SO_MUCH_MORE = Phrase(
+    "{by} more takes {kv} of KV at the peak, {tpot:+.2f} ms of tpot_p99, {ttft:+.1f} ms of ttft_p99 (between "
+    "{first:,} and {last:,})",
+    "每增加{by}，KV 峰值增加 {kv}，tpot_p99 {tpot:+.2f} ms，ttft_p99 {ttft:+.1f} ms（{first:,} 与 {last:,} 之间）",
 )
 THEN = Phrase("{one}; at {value} {breaks}", "{one}；{value}时，{breaks}")
 NONE_BREAKS = Phrase("none of {trials} runs breaks yet", "{trials} 次运行仍都满足")

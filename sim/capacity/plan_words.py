@@ -173,11 +173,9 @@ def _broken(kinds: Iterable[tuple[str, int]], trials: int, lang: Lang) -> str:
 
 
 def _one_more(plan: CapacityPlan, cost: OneMore, lang: Lang) -> str:
-    first, _, rest = plan.target.unit.partition(" ")  # user, session a second, time the recorded rate
-    unit = f"{first.removesuffix('s')} {rest}".rstrip()
     one = Said.of(
-        said.ONE_MORE,
-        unit=unit if lang == "en" else _text(plan.target, 1, lang),
+        said.ONE_MORE if plan.target.name == "users" else said.SO_MUCH_MORE,
+        by=_text(plan.target, cost.by, lang),
         kv=Size(round(cost.kv_bytes)),
         tpot=cost.tpot_p99_s * 1e3,
         ttft=cost.ttft_p99_s * 1e3,

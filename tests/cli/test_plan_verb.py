@@ -84,6 +84,9 @@ def test_an_answer_its_margin_and_what_was_promised(shell: Shell, scenario: Path
         (("--survive", "0.95", "--seeds", "20"), "at least 107"),
         (("--margin", "3x"), "--margin 3x"),
         (("--policies", "pagde"), "did you mean 'paged'"),
+        (("--policies", ""), "--policies: no preset is named"),
+        (("--margin", "64GiB"), "--margin 64 GiB: the device has 29.50 GiB; take less"),
+        (("--survive", "0.5", "--seeds", "9" * 20), "at most 20,000"),
         (("--jobs", "0"), "--jobs"),
         (("--set", "workload.user=3"), "did you mean 'workload.users'"),
     ],
@@ -93,6 +96,23 @@ def test_what_makes_no_sense(shell: Shell, scenario: Path, arguments: tuple[str,
     assert (code, out) == (2, "")
     assert told in err
     assert "Traceback" not in err
+
+
+def test_a_trace_that_is_missing_is_told_before_the_first_run(shell: Shell) -> None:
+    code, out, err = shell("plan", *QUICK, "--set", "workload.trace=missing.csv")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: workload.trace: missing.csv: no such file")
+
+
+def test_a_variant_that_is_left_out_stands_in_the_json(shell: Shell, scenario: Path) -> None:
+    code, out, err = shell(
+        "plan", scenario, *QUICK, "--policies", "doubling", "--variant", "bad:engine.tensor_parallel_size=3", "--json"
+    )
+    assert code == 0
+    told = json.loads(out)
+    assert list(told["plans"]) == ["doubling"]
+    assert "cannot be split over tensor_parallel_size 3" in told["left_out"]["bad"]
+    assert "note: 'bad' is left out: " in err
 
 
 def test_a_directory_of_something_else_is_left_alone(shell: Shell, scenario: Path, tmp_path: Path) -> None:

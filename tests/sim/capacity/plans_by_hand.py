@@ -69,7 +69,7 @@ PLAN = CapacityPlan(
     best_missed={},
     peak=Peak(20 * GIB, 32 * GIB, GIB // 2, 0.97, 16 * GIB, 50 << 20, 96, 0),
     binding=BINDING,
-    one_more=OneMore(48, 96, 0.3 * GIB, 0.012, 0.0004, 0.0, {"out_of_memory": 3}, 98, 4),
+    one_more=OneMore(48, 96, 1, 0.3 * GIB, 0.012, 0.0004, 0.0, {"out_of_memory": 3}, 98, 4),
     changes=CHANGES,
     leaning=LEANING,
 )
@@ -102,7 +102,9 @@ PLANS = {
         tried=(Tried(0.9, 40, 40, 0.9, 1.0, True, True), Tried(0.6, 0, 40, 0.0, 0.1, False, True)),
     ),
     "rate": replace(
-        PLAN, target=target("request_rate", "sessions a second", (96, 100)), one_more=ONE._replace(next_value=None)
+        PLAN,
+        target=target("request_rate", "sessions a second", (96, 100)),
+        one_more=ONE._replace(by=10.0, next_value=None),
     ),
     "trace": replace(
         PLAN,

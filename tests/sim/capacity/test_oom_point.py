@@ -237,12 +237,12 @@ def test_loads_as_people_write_them(text: str, load: Load) -> None:
         ("users=1:2", "write it as users=10:200:10"),
         ("users=1:x:1", "'x' is no number"),
         ("users=5:1:1", "it ends below where it begins; write the smaller load first"),
-        ("users=1:5:0", "loads and steps are above 0 and finite, not 0"),
+        ("users=1:5:0", "loads and steps are above 0, at least 1e-09 and at most 1e+09, not 0"),
         ("users=1:5:x1", "a factor above 1, not x1"),
         ("users=1:9:x1.5", "users are whole numbers, and 1.5 is none"),
         ("users=1:1e9:1", "values; at most 1,000: take larger steps"),
         ("time_scale=1:2:1", "write rate_scale, which is 1 / time_scale"),
-        ("request_rate=inf", "above 0 and finite, not inf"),
+        ("request_rate=inf", "at most 1e+09, not inf"),
     ],
 )
 def test_a_load_that_makes_no_sense_is_told_with_its_cure(text: str, said: str) -> None:

@@ -252,6 +252,19 @@ def test_a_trace_is_decided_by_one_run(tmp_path: Path) -> None:
     assert "no chance in it" in verdict(plan)
 
 
+def test_a_rate_is_raised_by_about_a_tenth_to_say_what_more_costs(tmp_path: Path) -> None:
+    def rated(s: Scenario, luck: float) -> Row:
+        rate = s.workload.request_rate or 0
+        return {**kv_bound(s, luck), "outcome": "held" if rate < 0.2 else "rejected", "kv_usage_peak": rate}
+
+    server = Scenario.of({"workload.request_rate": 0.1, "workload.num_prompts": 40})
+    plan = plan_capacity(server, replace(QUICK, target=None), MadeUpRuns(rated), tmp_path)
+    assert plan.answer == 0.198
+    assert plan.one_more.by == 0.01
+    assert plan.one_more.kv_bytes == pytest.approx(0.01 * KV_GIB * GIB, rel=0.01)
+    assert dict(sentences(plan))["one more"].startswith("0.01 sessions a second more takes 0.20 GiB of KV")
+
+
 def test_the_same_question_has_the_same_bytes(tmp_path: Path) -> None:
     first, second = (planned(kv_bound, tmp_path, QUICK).to_dict() for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
