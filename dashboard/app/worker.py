@@ -1,4 +1,4 @@
-"""A process beside the app that does one job, and ends: ``python -m hbmtwin.dashboard.app.worker``.
+"""A process beside the app that does one job after another: ``python -m hbmtwin.dashboard.app.worker``.
 
 ::
 
@@ -7,10 +7,11 @@
       <----------- {"ready": true} ------
       ---- {"verb": "run", ...} -------->  runs
       <------ {"fraction": 0.3, ...} ----
-      <------ {"done": true} ------------  or {"error": "what, where, cure"}
+      <------ {"done": true} ------------  or {"error": "what, where, cure"}; with "again" it takes another job
 
-One line of JSON each. The app says nothing more than the job: its end of the pipe, once closed, ends the worker, so
-that none outlives the app. A job's memory is bounded: what is too large for it fails, not the machine.
+One line of JSON each. The app says nothing more than jobs: its end of the pipe, once closed, ends the worker, so that
+none outlives the app. A job's memory is bounded: what is too large for it fails, not the machine. Who has taken much
+of it, or has started processes of its own, takes no other job, so that all of it is given back.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 from hbmtwin import api
@@ -37,6 +39,8 @@ MOST_BYTES = 8 << 30
 """Of memory that a job may take: a million requests take one."""
 MOST_REQUESTS = 10_000_000
 """Of one run: so many fill that memory, and more would be drawn for minutes before they did."""
+MOST_KEPT_BYTES = 512 << 20
+"""Of a worker that takes another job: the simulator and a run of ordinary length take 200 MiB."""
 EVERY_S = 0.1
 """Between two words on how far a job is."""
 
@@ -44,26 +48,29 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 
 def main() -> int:
-    """Do the job that standard input tells."""
+    """Do the jobs that standard input tells, one after another."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is none of our words
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = MOST_BYTES if hard == resource.RLIM_INFINITY else min(MOST_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     tell = _teller(out)
+    jobs: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin, jobs), daemon=True).start()
     tell({"ready": True})
-    line = sys.stdin.readline()
-    if not line:
-        return 0
-    threading.Thread(target=_end_with_the_app, args=(sys.stdin,), daemon=True).start()
-    try:
-        tell({"done": True, **do(json.loads(line), tell)})
-    except MemoryError:
-        tell(
-            {"error": f"this takes more than {most >> 30} GiB of memory: ask for fewer requests (workload.num_prompts)"}
-        )
-    except Exception as error:
-        tell({"error": f"{_where(error)}{error}" if _known(error) else f"{type(error).__name__}: {error}"})
+    again = True
+    while again:
+        job = json.loads(jobs.get())
+        try:
+            said = {"done": True, **do(job, tell)}
+        except MemoryError:
+            cure = "ask for fewer requests (workload.num_prompts)"
+            said = {"error": f"this takes more than {most >> 30} GiB of memory: {cure}"}
+        except Exception as error:
+            said = {"error": f"{_where(error)}{error}" if _known(error) else f"{type(error).__name__}: {error}"}
+        taken_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        again = job["verb"] in ALONE and taken_bytes < MOST_KEPT_BYTES
+        tell({**said, "again": again})
     return 0
 
 
@@ -211,6 +218,10 @@ VERBS: Mapping[str, Callable[[Mapping[str, Any], Tell], dict[str, Any]]] = {
 }
 
 
+ALONE = frozenset({"run", "operations"})
+"""Verbs that start no process."""
+
+
 def _progress(tell: Tell) -> Callable[[Progress], None]:
     last = time.monotonic()
 
@@ -231,8 +242,9 @@ def _teller(out: IO[str]) -> Tell:
     return tell
 
 
-def _end_with_the_app(stdin: IO[str]) -> None:
-    stdin.read()
+def _read(stdin: IO[str], jobs: SimpleQueue[str]) -> None:
+    for line in stdin:
+        jobs.put(line)
     os._exit(1)
 
 

@@ -6,8 +6,8 @@
     Task: waiting -> running -> done | failed | cancelled | lost
 
 A script of Streamlit runs anew at each click, in a thread of its session; what takes long must not stand in it. One
-process is kept warm (the simulator takes most of a second to import), and each does one job, so that its memory is
-given back. Threads here only read lines; all of a task's fields change under one lock.
+process is kept warm (the simulator takes most of a second to import): the one that has just done a job, unless it ends
+to give back its memory. Threads here only read lines; all of a task's fields change under one lock.
 """
 
 from __future__ import annotations
@@ -126,6 +126,9 @@ class Workers:
             task = self._waiting.popleft()
             task.state = "running"
             self._running += 1
+            if self._spare is not None and self._spare.poll() is not None:  # somebody killed it meanwhile
+                _kill(self._spare)
+                self._spare = None
             task._process, self._spare = self._spare or _process(), None
             threading.Thread(target=self._serve, args=(task, task._process), daemon=True).start()
 
@@ -146,8 +149,10 @@ class Workers:
                         task.progress = said
         except (OSError, ValueError):  # it is gone, or was cut off in the middle of a line
             said = {}
-        _kill(process)
         with self._lock:
+            kept = bool(said.get("again")) and self._spare is None and not (task.ended or self._closed)
+            if kept:
+                self._spare = process
             self._running -= 1
             if not task.ended:
                 if "done" in said:
@@ -159,6 +164,8 @@ class Workers:
                 else:
                     self._end(task, "lost")
             self._next()
+        if not kept:
+            _kill(process)
         if task.state == "done" and self._finished is not None:
             self._finished(task)  # it may read a whole directory: nobody waits for it
         later = threading.Timer(WARM_UP_AFTER_S, self._warm_up)  # the picture that somebody waits for comes first

@@ -47,6 +47,42 @@ def test_a_job_is_the_run_of_the_command_line(workers: Workers, tmp_path: Path) 
     assert Result.load(tmp_path / "a").summary == run(Scenario.load(overrides=SMALL)).summary
 
 
+def test_a_process_does_one_job_after_another_as_if_it_were_new(workers: Workers, tmp_path: Path) -> None:
+    other = [*SMALL, "kv_cache.preset=doubling"]
+    tasks = []
+    for name, settings in (("a", SMALL), ("b", other), ("c", ["workload.num_promts=5"]), ("d", SMALL)):
+        tasks.append(workers.start(name, job(settings, tmp_path / name)))
+        until(lambda: tasks[-1].ended)
+    assert [task.state for task in tasks] == ["done", "done", "failed", "done"]
+    assert len({task._process for task in tasks}) == 1
+    assert Result.load(tmp_path / "b").summary == run(Scenario.load(overrides=other)).summary
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "d" / name).read_bytes() for name in files)
+
+
+def test_a_process_that_has_started_others_ends_and_gives_all_back(workers: Workers, tmp_path: Path) -> None:
+    out = {"paged": str(tmp_path / "paged")}
+    compare = {"verb": "compare", "settings": SMALL, "policies": ["paged"], "variants": {}, "out": out}
+    first = workers.start("a", compare)
+    until(lambda: first.ended)
+    assert (first.state, first.message) == ("done", "")
+    until(lambda: first._process is not None and first._process.poll() is not None)
+    second = workers.start("b", job(SMALL, tmp_path / "b"))
+    until(lambda: second.ended)
+    assert second.state == "done"
+
+
+def test_a_process_that_was_killed_while_it_had_nothing_to_do_is_not_missed(workers: Workers, tmp_path: Path) -> None:
+    first = workers.start("a", job(SMALL, tmp_path / "a"))
+    until(lambda: first.ended)
+    assert first._process is not None
+    os.kill(first._process.pid, signal.SIGKILL)
+    until(lambda: first._process is not None and first._process.poll() is not None)
+    second = workers.start("b", job(SMALL, tmp_path / "b"))
+    until(lambda: second.ended)
+    assert second.state == "done"
+
+
 def test_a_file_that_lies_where_the_app_was_started_is_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
