@@ -133,7 +133,7 @@ def _report() -> dict[str, Any] | None:
             return None
         told = read_report(file.getvalue())
         if told is None:
-            st.error(as_text(text(NO_REPORT, name=file.name)))
+            st.error(text(NO_REPORT, name=as_text(file.name)))
         return told
     found = finished.of_kind("validate")
     if not found:
@@ -141,7 +141,7 @@ def _report() -> dict[str, Any] | None:
     at = st.selectbox(text(REPORT), range(len(found)), format_func=lambda i: _name(found[i]), key="which")
     told = read_report(json.dumps(found[at].told).encode())
     if told is None:
-        st.error(as_text(text(NO_REPORT, name=found[at].name)))
+        st.error(text(NO_REPORT, name=as_text(found[at].name)))
     return told
 
 
