@@ -8,9 +8,10 @@ from hbmtwin.dashboard.figures import style
 from hbmtwin.dashboard.palette import ALARM, MEMORY, PAPER
 from hbmtwin.sim.budget.memory_budget import MemoryBudget
 from hbmtwin.sim.fit import words
-from hbmtwin.sim.phrases import Lang
+from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 GIB = 1 << 30
+DEVICE_END = Phrase("{device} ends: {gib:.2f} GiB", "{device}上限：{gib:.2f} GiB")
 COLOURS = {
     "other tenants": "#882255",
     "context": "#6E6E6E",
@@ -53,15 +54,20 @@ def breakdown_bar(budget: MemoryBudget, lang: Lang) -> go.Figure:
         barmode="stack",
         bargap=0.1,
         legend={"orientation": "h", "y": -0.75, "yanchor": "top", "traceorder": "normal"},
-        margin={"l": 10, "r": 20, "t": 24, "b": 110},
+        margin={"l": 10, "r": 20, "t": 28, "b": 106},
     )
     figure.update_xaxes(title={"text": "GiB", "standoff": 4}, range=[0, max(total, asked) * 1.01 / GIB])
     figure.update_yaxes(visible=False)
     if asked > total:
-        end = words.DEVICE_SUM.zh if lang == "zh" else words.DEVICE_SUM.en
         figure.add_vline(
             x=total / GIB,
             line={"color": ALARM, "width": 3},
-            annotation={"text": f"{end}: {total / GIB:.2f}", "font": {"color": ALARM}},
+            annotation={
+                "text": Said.of(DEVICE_END, device=Said.of(words.DEVICE_SUM), gib=total / GIB).text(lang),
+                "font": {"color": ALARM},
+                "y": 1,
+                "xanchor": "left" if 2 * total < asked else "right",
+                "yanchor": "bottom",  # above the bar, whose grey no red is read on
+            },
         )
     return figure

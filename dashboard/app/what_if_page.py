@@ -64,7 +64,12 @@ BASIS = Phrase(
 )
 DEFAULT_BASIS = Phrase("default, uncalibrated", "默认值，未校准")
 NOTES = Phrase("Notes", "说明")
-METRICS = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
+METRICS = {
+    "ttft_s": Phrase("TTFT (s)", "TTFT（s）"),
+    "tpot_s": Phrase("TPOT (s)", "TPOT（s）"),
+    "e2e_s": Phrase("end to end (s)", "端到端（s）"),
+    "queue_s": Phrase("queue (s)", "排队（s）"),
+}
 GIB = 1 << 30
 
 
@@ -169,7 +174,7 @@ def percentiles(summary: dict[str, Any]) -> pd.DataFrame:
     """A row a percentile, a column a latency, in seconds."""
     names = [name for name in METRICS if summary.get(name)]
     rows = list(summary[names[0]])
-    return pd.DataFrame({"": rows, **{name: [summary[name][row] for row in rows] for name in names}})
+    return pd.DataFrame({"": rows, **{text(METRICS[name]): [summary[name][row] for row in rows] for name in names}})
 
 
 def _share(scenario: Scenario, result: Result | None = None) -> None:

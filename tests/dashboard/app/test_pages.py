@@ -355,5 +355,5 @@ def test_the_numbers_on_the_screen_are_those_of_the_command_line(
     assert metrics["TPOT p99 (ms)"] == f"{told['tpot_s']['p99'] * 1e3:,.2f}"
     assert metrics["Preemptions"] == f"{told['preemptions']:,}"
     table = app.dataframe[-1].value
-    for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s"):
-        assert dict(zip(table[""], table[name], strict=True)) == told[name]
+    for name, title in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"), ("queue_s", "queue")):
+        assert dict(zip(table[""], table[f"{title} (s)"], strict=True)) == told[name]
