@@ -32,6 +32,7 @@ _COLOURS = {
     **{key: (layer.label, layer.colour) for key, layer in MEMORY.items()},
     "unreserved": (UNRESERVED.label, UNRESERVED.colour),
     "pool": (POOL_TENSOR.label, POOL_TENSOR.colour),
+    "kv": (Phrase("KV cache", "KV 缓存"), MEMORY["kv_tokens"].colour),
     "partly": (PARTLY_FILLED.label, PARTLY_FILLED.colour),
     "hole": (Phrase("Hole: cached by the allocator, in nobody's use", "空洞：分配器缓存着，无人使用"), HOLE),
 }
@@ -67,6 +68,8 @@ def address_map(result: Result, time_ns: int, lang: Lang = "en") -> go.Figure:
     in_place = bool(kv["address"].isin(blocks.loc[blocks["tag"] == "kv", "address"]).all())
     grid = _blocks(kv.iloc[:0] if in_place else kv, result.summary["kv_block_bytes"])
     pieces = _pieces(segments, blocks, kv if in_place else kv.iloc[:0])
+    if kv.empty:  # no map of the blocks, or of how full the buffers are, was kept of that moment
+        pieces = [(start, stop, "kv" if kind == "pool" else kind) for start, stop, kind in pieces]
     static_bytes = int(result.timeline["static"].iloc[0])  # placed first, so at the bottom, and nobody's block
     if pieces and 0 < static_bytes <= pieces[0][0]:
         pieces.insert(0, (0, static_bytes, "static"))

@@ -13,6 +13,7 @@ from hbmtwin.dashboard.address_map import address_map, moments
 from hbmtwin.dashboard.app import jobs, knobs
 from hbmtwin.dashboard.app.free_sizes_figure import free_pieces, free_sizes
 from hbmtwin.dashboard.app.language import as_text, lang, text
+from hbmtwin.dashboard.app.memory_tables import MIB_COLUMN, books_table, operations_table
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.verdict import bytes_text, oom_in_words
 from hbmtwin.sim.capacity.plan_phrases import cause_name, change_name
@@ -30,8 +31,6 @@ HOLES = Phrase("In how many pieces", "其中块数")
 BY_SIZE = Phrase("Free pieces by size", "空闲块大小分布")
 WHY = Phrase("Why memory ran out", "显存耗尽的原因")
 TERMS = Phrase("The books at that moment", "当时的显存账目")
-ITEM = Phrase("what", "项目")
-MIB_COLUMN = Phrase("MiB", "MiB")
 HELD = Phrase("What would have held", "怎样才能撑住")
 TRY = Phrase("Run the same traffic under each single change", "用相同流量逐一试验各项改动")
 TRYING = Phrase("{runs} changes tried, last: {name}", "已试验 {runs} 项，最近：{name}")
@@ -47,7 +46,6 @@ OPERATION = Phrase("Operation", "操作")
 BEFORE = Phrase("before operation {index}: {op}", "操作 {index} 之前：{op}")
 AT_END = Phrase("at the end: the last operation failed", "结束时：最后一次操作失败")
 PREVIOUS, NEXT = Phrase("Previous", "上一个"), Phrase("Next", "下一个")
-MIB = 1 << 20
 WATCH = "operations"
 SLOT = "cures"
 
@@ -96,11 +94,11 @@ def _forensics(result: Result) -> None:
     assert oom is not None
     st.subheader(text(WHY))
     st.error(oom_in_words(oom, lang()))
-    terms = {name: value for name, value in oom.items() if name.endswith("_bytes") and isinstance(value, int)}
     with st.expander(text(TERMS)):
         st.dataframe(
-            pd.DataFrame({text(ITEM): list(terms), text(MIB_COLUMN): [value / MIB for value in terms.values()]}),
+            books_table(oom),
             hide_index=True,
+            height="content",
             column_config={text(MIB_COLUMN): st.column_config.NumberColumn(format="%.1f")},
         )
 
@@ -130,7 +128,14 @@ def _operations(result: Result, key: str) -> None:
     st.markdown(text(BEFORE, index=f"{at:,}", op=names[at]) if at in names else f"**{text(AT_END)}**")
     there = maps[maps["op_index"] == at]
     draw(address_map(replace(result, checkpoints=there), int(there["time_ns"].iloc[0]), lang()), key="operation-map")
-    st.dataframe(operations, hide_index=True)
+    table = operations_table(operations)
+    numbers = st.column_config.NumberColumn(format="%.3f")
+    st.dataframe(
+        table,
+        hide_index=True,
+        placeholder="–",
+        column_config=dict.fromkeys(table.select_dtypes("float").columns, numbers),
+    )
 
 
 def _step(by: int, moments: list[int]) -> None:
@@ -158,7 +163,7 @@ def _cures(result: Result, key: str) -> None:
         return
     changes = [change_name(row["change"], lang()) for row in rows]
     table = pd.DataFrame({text(CHANGE): changes, text(OUTCOME): [_outcome(row) for row in rows]})
-    st.dataframe(table, hide_index=True)
+    st.dataframe(table, hide_index=True, height="content")
 
 
 def _outcome(row: dict[str, Any]) -> str:
