@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hbmtwin.cli.exits import FAILURE, OK, UsageError
-from hbmtwin.cli.options import Json, Overrides, ScenarioFile, Seed
+from hbmtwin.cli.options import Json, Overrides, ScenarioFile, Seed, Variants
 from hbmtwin.cli.output import json_text, stdout
 
 if TYPE_CHECKING:
@@ -34,8 +34,12 @@ def oom_point(
     scenario: ScenarioFile = None,
     policies: Annotated[
         str | None,
-        typer.Option(help="Presets, separated by commas. Default: all that are legal here.", show_default=False),
+        typer.Option(
+            help="Presets, separated by commas; none: only the variants. Default: all that are legal here.",
+            show_default=False,
+        ),
     ] = None,
+    variants: Variants = None,
     load: Annotated[
         str | None,
         typer.Option(
@@ -64,18 +68,22 @@ def oom_point(
     from hbmtwin.api import PRESETS, parse_load
     from hbmtwin.api import oom_point as find
     from hbmtwin.cli.oom_point_screen import print_oom_point
+    from hbmtwin.cli.simulate import presets_of
+    from hbmtwin.sim.variants import parse_variants
 
-    names = None if policies is None else list(dict.fromkeys(p.strip() for p in policies.split(",") if p.strip()))
-    if names == []:
+    own = parse_variants(variants or ())
+    names = None if policies is None else presets_of(policies)
+    if names == [] and not own:
         raise UsageError("--policies: no preset is named; write for example --policies caching,paged")
     if jobs == 0 or jobs < -1:
         raise UsageError(f"--jobs: 1 or more, or -1 for one a core, not {jobs}")
     grown = None if load is None else parse_load(load)
     begin = time.monotonic()
-    with _Rows(out, jobs, _about(len(names or PRESETS), seeds, grown, memory)) as rows:
+    with _Rows(out, jobs, _about(len(PRESETS if names is None else names) + len(own), seeds, grown, memory)) as rows:
         point = find(
             scenario,
             policies=names,
+            variants=own,
             load=grown,
             seeds=seeds,
             memory=memory,
@@ -137,8 +145,7 @@ class _Rows:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ends.close()
-        if kind is not None and self._open is not None:
-            count = len(self._open.finished())
+        if kind is not None and self._open is not None and (count := len(self._open.finished())):
             print(
                 f"note: {count:,} runs are stored in {self._out}; the same command goes on from there", file=sys.stderr
             )

@@ -164,18 +164,24 @@ def _opened(out: Path) -> Iterator[RunStore]:
         try:
             yield store
         except BaseException:
-            print(
-                f"note: {len(store.finished()):,} runs are stored in {out}; the same command goes on from there",
-                file=sys.stderr,
-            )
+            if count := len(store.finished()):
+                print(f"note: {count:,} runs are stored in {out}; the same command goes on from there", file=sys.stderr)
             raise
 
 
 def _tell(points: Sequence[Point], seeds: int, total: int, there: int, out: Path) -> None:
     """What is about to run, and what of it will be refused, before it does."""
+    from hbmtwin.sim.capacity.plan_capacity import has_chance
+
     of = f"{len(points):,} combination{'s' * (len(points) != 1)} x {seeds:,} seed{'s' * (seeds != 1)}"
     left = f"; {there:,} of them are in {out} already" if there else ""
-    print(f"note: {of}: {total:,} runs{left}", file=sys.stderr)
+    print(f"note: {of}: {total:,} run{'s' * (total != 1)}{left}", file=sys.stderr)
+    if seeds > 1 and not any(has_chance(point.scenario) for point in points):
+        print(
+            "note: a trace has happened once: the seeds of a combination are the same run again, and its shares say "
+            "nothing of chance; --seeds 1 is enough (hbmtwin oom-point takes windows of a trace)",
+            file=sys.stderr,
+        )
     refused = Counter((point.cause, point.refused) for point in points if point.cause)
     for (cause, text), count in refused.items():
         many = f"{count:,} combinations" if count > 1 else "1 combination"

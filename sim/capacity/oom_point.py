@@ -14,8 +14,8 @@ failure is found by bisection, and that it is the only edge is checked (:mod:`hb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +63,8 @@ class OomPoint:
     """Empty if it was not asked for."""
     runs: tuple[Row, ...]
     """A row for each question: :data:`~hbmtwin.sim.capacity.oom_point_runs.LABELS`, then those of a run."""
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names beside those of presets, and the settings behind them."""
 
     @property
     def broken(self) -> tuple[Row, ...]:
@@ -78,6 +80,7 @@ def oom_point(
     path: Path | None,
     *,
     policies: Sequence[str] | None = None,
+    variants: Mapping[str, Sequence[str]] | None = None,
     load: Load | None = None,
     seeds: int = 10,
     memory: bool = False,
@@ -87,6 +90,7 @@ def oom_point(
 ) -> OomPoint:
     """Find the OOM points of policies (None: all presets that are legal here), and with *memory* the smallest memories.
 
+    *variants* are further ones: a name and ``a.b=c`` settings on top of the scenario, without a preset.
     *call* turns scenarios into rows, in any order: :func:`hbmtwin.sim.sweep.execute.run_each`, with a store and a
     number of jobs if need be. About log2(loads) + 7 runs for each policy, end and draw, and about
     15 for each smallest memory. Raise ScenarioError, CatalogError or WorkloadError before the first run.
@@ -96,27 +100,30 @@ def oom_point(
     load = default_load(base) if load is None else load
     check_load(base, load)
     draws = draws_of(base, seeds)
-    runs = Runs(path, overrides, base, load, draws, call)
+    own = {name: tuple(settings) for name, settings in (variants or {}).items()}
+    runs = Runs(path, overrides, base, load, draws, call, variants=own)
     ends, left_out = _legal(runs, policies)
     with workers_kept():
         critical = _critical_loads(runs, ends)
         smallest = smallest_memories(runs, ends) if memory else ()
-    return OomPoint(base, load, draws, what_varies(base, draws), ends, left_out, critical, smallest, runs.labelled())
+    varies = what_varies(base, draws)
+    return OomPoint(base, load, draws, varies, ends, left_out, critical, smallest, runs.labelled(), own)
 
 
 def _legal(runs: Runs, policies: Sequence[str] | None) -> tuple[dict[str, tuple[End, ...]], dict[str, str]]:
     """What is looked for under each policy that can be built, and why the others cannot; a named one must."""
     ends: dict[str, tuple[End, ...]] = {}
     left_out: dict[str, str] = {}
-    for policy in policies or PRESETS:
+    for policy in (*(PRESETS if policies is None else policies), *runs.variants):
         scenario = runs.scenario(Question(policy, 0, runs.load.values[0]))
         try:
             Twin(scenario)
         except DoesNotFit:
             pass  # which is an answer
         except ScenarioError as error:
-            if policies is not None or len(left_out) == len(PRESETS) - 1:
-                error.add_note(f"preset {policy!r}")
+            own = policy in runs.variants
+            if own or policies is not None or (not runs.variants and len(left_out) == len(PRESETS) - 1):
+                error.add_note(f"{'variant' if own else 'preset'} {policy!r}")
                 raise
             left_out[policy] = str(error)
             continue

@@ -34,7 +34,7 @@ LABELS = ("policy", "draw", "load", "memory_bytes")
 
 
 class Question(NamedTuple):
-    """One run: the policy, the place of its draw, the load, and the device's memory (None: the scenario's)."""
+    """One run: the policy or variant, the place of its draw, the load, the device's memory (None: the scenario's)."""
 
     policy: str
     draw: int
@@ -60,8 +60,11 @@ class Runs:
         load: Load,
         draws: Sequence[Draw],
         call: Callable[[Sequence[Scenario]], Iterable[Row]],
+        *,
+        variants: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.base, self.load, self.draws = base, load, tuple(draws)
+        self.variants = dict(variants or {})
         self._path, self._overrides, self._call = path, tuple(overrides), call
         self._keys: dict[Question, str] = {}
         self._rows: dict[str, Row] = {}
@@ -72,7 +75,9 @@ class Runs:
         if q.memory_bytes is not None:
             keys["device.memory_bytes"] = q.memory_bytes
         sets = [f"{key}={value!r}" for key, value in keys.items()]
-        return Scenario.load(self._path, overrides=[*self._overrides, *QUIET, *sets], preset=q.policy)
+        own = self.variants.get(q.policy)
+        overrides = [*self._overrides, *(own or ()), *QUIET, *sets]
+        return Scenario.load(self._path, overrides=overrides, preset=q.policy if own is None else None)
 
     def row(self, q: Question) -> Row:
         """The row of a question that was asked."""

@@ -58,6 +58,7 @@ def to_dict(point: OomPoint) -> dict[str, Any]:
         "confidence": CONFIDENCE,
         "policies": {p: {end: _end(point, p, end) for end in ends} for p, ends in point.ends.items()},
         "left_out": point.left_out,
+        "variants": {name: list(settings) for name, settings in point.variants.items()},
         "smallest_memory": {p: {end: _memory(point, p, end) for end in ends} for p, ends in point.ends.items()}
         if point.smallest
         else None,

@@ -13,8 +13,11 @@ with us; of another one only our actors end.
 from __future__ import annotations
 
 import os
+import signal
+import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
 from joblib import Parallel, parallel_config, register_parallel_backend
@@ -23,6 +26,8 @@ from hbmtwin.sim.sweep.run_row import Row
 from hbmtwin.sim.sweep.workers import Call, Pool, PoolBroke, WorkersLost, at_the_end, first_line, stop
 
 BACKEND = "hbmtwin-ray"
+ANSWERS_S = 10.0
+"""In which a cluster's address must take a connection."""
 ACTOR = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
 """A run takes one core; Ray's own pool counts none, and may put all on one node."""
 
@@ -48,12 +53,28 @@ def on_a_cluster(address: str | None, jobs: int) -> Iterator[Pool]:
 
 
 def _connect(ray: Any, address: str | None, jobs: int) -> None:
+    if address:
+        _check_answers(address)
     own: dict[str, Any] = {} if address else {"num_cpus": jobs if jobs > 0 else None, "include_dashboard": False}
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="error", **own)
+        if current_thread() is main_thread():  # Ray's own prints where every thread was, and leaves with 15
+            signal.signal(signal.SIGTERM, before)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
         raise WorkersLost(f"{where} cannot be had: {first_line(error)}") from None
+
+
+def _check_answers(address: str) -> None:
+    """Raise WorkersLost where nothing listens at ``host:port``, which Ray would tell after minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # "auto", or a form that Ray refuses at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_S).close()
+    except (OSError, OverflowError) as error:
+        raise WorkersLost(f"the Ray cluster at {address} cannot be had: {first_line(error)}") from None
 
 
 def _cores(ray: Any, jobs: int) -> int:

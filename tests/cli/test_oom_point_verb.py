@@ -94,6 +94,21 @@ def test_what_stands_in_out_and_a_second_time_nothing_runs(
     assert {path.name: path.read_bytes() for path in Path("points").iterdir() if path.is_file()} == pages
 
 
+def test_a_variant_stands_beside_the_presets(shell: Shell, tiny: Path) -> None:
+    variant = ("--variant", "half:kv_cache.preset=doubling,kv_cache.dtype=int8")
+    code, out, _ = shell("oom-point", tiny, *TWO, *variant, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert list(answer["policies"]) == ["doubling", "paged", "half"]
+    assert answer["variants"] == {"half": ["kv_cache.preset=doubling", "kv_cache.dtype=int8"]}
+    assert answer["policies"]["doubling"]["fails"]["first_load"] == 7
+    assert answer["policies"]["half"]["fails"]["first_load"] is None  # half the bytes
+    alone = shell("oom-point", tiny, *TWO, *variant, "--policies", "none", "--out", "points")
+    assert "doubling" not in alone.out
+    assert "half never runs out of memory up to 8 users (0 of 3: " in " ".join(alone.out.split())
+    assert "half" in Path("points", "report.html").read_text(encoding="utf-8")
+
+
 def test_a_policy_that_dies_at_the_smallest_load_is_told_so(shell: Shell, tiny: Path) -> None:
     code, out, _ = shell(
         "oom-point", tiny, "--policies", "doubling", "--load", "users=9,10", "--seeds", "2", "--jobs", "1"
@@ -129,6 +144,9 @@ def test_the_smallest_memory_is_told_with_its_spread(shell: Shell, tiny: Path) -
     [
         (("--policies", "pagd"), 2, "no preset is called 'pagd' (there are caching, pooled, doubling, paged)"),
         (("--policies", ","), 2, "--policies: no preset is named"),
+        (("--policies", "none"), 2, "--policies: no preset is named"),
+        (("--variant", "paged:engine.max_model_len=9"), 2, "'paged' is a preset; choose another name"),
+        (("--variant", "three:engine.tensor_parallel_size=3"), 2, "error: variant 'three': engine.tensor_parallel"),
         (("--load", "usrs=1:4:1"), 2, "'usrs' is no load; did you mean 'users'?"),
         (("--load", "users=4:1:1"), 2, "it ends below where it begins"),
         (("--load", "rate_scale=1,2"), 2, "concerns a trace or a model"),

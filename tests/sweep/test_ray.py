@@ -79,3 +79,27 @@ def test_a_worker_that_is_killed_in_mid_run_loses_nothing(tiny: Path, shell: Cal
     assert shell("sweep", tiny.name, *GRID, "--out", "local", "--jobs", 1).code == 0
     for name in ("runs.parquet", "runs.csv", "sweep.json", "report.html"):
         assert (tiny.parent / "out" / name).read_bytes() == (tiny.parent / "local" / name).read_bytes()
+
+
+def test_a_sigterm_is_told_as_without_ray(tiny: Path) -> None:
+    runs = tiny.parent / "out" / "runs"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "hbmtwin", "sweep", tiny.name, *GRID, "--out", "out", *ON_RAY],
+        cwd=tiny.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        for _ in range(2400):
+            if len(list(runs.glob("*.parquet"))) >= 5 or server.poll() is not None:
+                break
+            time.sleep(0.05)
+        server.terminate()
+        out, err = server.communicate(timeout=120)
+    finally:
+        server.kill()
+    assert server.returncode == 143
+    assert out == b""
+    first, second = err.decode().splitlines()  # no stack of Ray's
+    assert first.startswith("note: 10 combinations x 20 seeds")
+    assert second.endswith(" runs are stored in out; the same command goes on from there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +188,30 @@ def test_a_missing_ray_says_what_to_install(sweep, monkeypatch: pytest.MonkeyPat
     answer = sweep(*GRID, "--executor", "ray", "--out", "out")
     assert answer.code == 1
     assert answer.err.splitlines()[-1] == 'error: Ray is not installed here; run pip install "hbmtwin[ray]"'
+
+
+def test_a_ray_cluster_that_is_not_there_is_told_at_once(sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as nobody:  # bound, but no one listens
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        answer = sweep(*GRID, "--executor", "ray", "--address", address, "--out", "out")
+    assert answer.code == 1
+    assert answer.err.splitlines()[1:] == [
+        f"error: the Ray cluster at {address} cannot be had: [Errno 111] Connection refused"
+    ]
+
+
+def test_seeds_of_a_trace_are_one_run_and_it_is_said(sweep, tmp_path: Path) -> None:
+    trace = tmp_path / "own.csv"
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [f"2023-11-16 18:15:4{i}.6805900,{20 + i},4" for i in range(3)]
+    trace.write_text("\n".join(lines), encoding="utf-8")
+    told = "note: a trace has happened once: the seeds of a combination are the same run again"
+    sets = ("--grid", "workload.time_scale=1,2", "--set", f"workload.trace={trace}", "--jobs", 1, "--out", "out")
+    assert told in sweep(*sets, "--seeds", 2).err
+    assert told not in sweep(*sets, "--seeds", 1).err
+    assert told not in sweep(*GRID, "--seeds", 2, "--out", "other").err
 
 
 def test_help_says_how_ranges_count(shell) -> None:
