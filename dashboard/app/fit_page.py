@@ -40,6 +40,10 @@ DOWNLOAD = Phrase("Download the answer (JSON)", "下载结果（JSON）")
 AS_TOKENS = Phrase("KV cache (tokens)", "KV 缓存（token）")
 CONCURRENCY = Phrase("Requests of {length:,} tokens", "{length:,} token 请求的并发")
 BLOCKS = Phrase("Blocks", "块数")
+WHAT_BLOCKS = Phrase(
+    "Of {block} tokens each. Below: from the worst to the best end of the estimates.",
+    "每块 {block} 个 token。下方为估算误差两端对应的范围。",
+)
 LONGEST = Phrase("Longest request (tokens)", "最长请求（token）")
 QUANTIZATIONS = ("", "fp8", "ascend", "awq", "gptq")
 KV_DTYPES = ("", "auto", "fp8", "int8")
@@ -142,7 +146,7 @@ def _figures(answer: Fit) -> None:
     ranged = f"{low:,} – {high:,}" if low != high else None
     four[0].metric(text(AS_TOKENS), f"{b.kv_tokens:,}", **_PLAIN)
     four[1].metric(text(CONCURRENCY, length=b.max_model_len), f"{b.max_concurrency:.2f}", **_PLAIN)
-    four[2].metric(text(BLOCKS), f"{b.num_blocks:,}", ranged, **_PLAIN)
+    four[2].metric(text(BLOCKS), f"{b.num_blocks:,}", ranged, help=text(WHAT_BLOCKS, block=b.block_size), **_PLAIN)
     four[3].metric(text(LONGEST), f"{answer.max_model_len_that_fits:,}", **_PLAIN)
 
 

@@ -138,3 +138,19 @@ def test_a_logarithmic_axis_has_ticks_however_short_it_is() -> None:
         inside = [tick for tick in axis["tickvals"] if 10 ** axis["range"][0] <= tick <= 10 ** axis["range"][1]]
         assert len(inside) >= (1 if low == high else 3)
         assert 10 ** axis["range"][0] < low <= high < 10 ** axis["range"][1]
+
+
+def test_nine_lines_are_told_apart_by_colour_and_dash() -> None:
+    keys = ["kv_cache.preset", "workload.users", "engine.max_model_len"]
+    rows = [
+        row(dict(zip(keys, (preset, users, length), strict=True)))
+        for preset in ("paged", "doubling", "pooled")
+        for users in (10, 20, 30, 40)
+        for length in (1024, 2048, 4096)
+    ]
+    lines = [trace for trace in curves(point_summaries(rows, keys)).data if trace.showlegend]
+    looks = {trace.name: (trace.line.color, trace.line.dash) for trace in lines}
+    assert len(set(looks.values())) == len(looks) == 9
+    assert len({colour for colour, _ in looks.values()}) == 3
+    assert looks["paged, 1024"][0] == looks["paged, 4096"][0]
+    assert looks["paged, 1024"][1] == looks["pooled, 1024"][1] == "solid"
