@@ -50,6 +50,9 @@ class Peak(NamedTuple):
     kv_left_bytes: int
     most_running: int
     preemptions: int
+    refused: int = 0
+    """Requests of a run that were refused for their length, the most of a run, and all of that run."""
+    requests: int = 0
 
 
 class OneMore(NamedTuple):

@@ -236,6 +236,7 @@ def _counted_rows(loads: Loads, found: Found, place: int, scouts: int) -> list[R
 
 def _peak(rows: list[Row]) -> Peak:
     fullest = max(rows, key=lambda row: number(row, "kv_usage_peak"))
+    refused = max(rows, key=lambda row: number(row, "requests_rejected"))
     return Peak(
         peak_reserved_bytes=max(int(number(row, "peak_reserved_bytes")) for row in rows),
         capacity_bytes=int(number(rows[0], "capacity_bytes")),
@@ -245,6 +246,8 @@ def _peak(rows: list[Row]) -> Peak:
         kv_left_bytes=kv_left_bytes(fullest),
         most_running=max(int(number(row, "most_running")) for row in rows),
         preemptions=max(int(number(row, "preemptions")) for row in rows),
+        refused=int(number(refused, "requests_rejected")),
+        requests=int(number(refused, "requests_total")),
     )
 
 

@@ -96,6 +96,7 @@ MISSED = Phrase("missed {slo}", "未达到 {slo}")
 
 HEADINGS = {
     "margin": Phrase("margin", "余量"),
+    "refused": Phrase("refused", "拒绝"),
     "range": Phrase("range", "范围"),
     "binding": Phrase("binding", "瓶颈"),
     "one more": Phrase("one more", "增加一个"),
@@ -108,6 +109,11 @@ MARGIN = Phrase(
     "device were free; the margin is {margin}",
     "最满的一次运行占用了 {budget} KV 预算的 {usage:.0f} %（剩余 {kv_left}），设备空闲 {device_left}；要求的余量为 "
     "{margin}",
+)
+REFUSED = Phrase(
+    "up to {refused:,} of the {requests:,} requests of a run are longer than max_model_len and were refused, which is "
+    "no want of memory",
+    "单次运行 {requests:,} 条请求中最多有 {refused:,} 条长于 max_model_len 而被拒绝，这不算显存不足",
 )
 RANGE = Phrase(
     "holds from {answer:g} up to {upper:g}, which still leaves {margin} of the device",

@@ -57,6 +57,9 @@ def sentences(plan: CapacityPlan, lang: Lang = "en") -> Iterator[tuple[str, str]
 def _sentences(plan: CapacityPlan, lang: Lang) -> Iterator[tuple[str, str]]:
     if plan.peak is not None:
         yield "margin", _margin(plan, plan.peak, lang)
+        if plan.peak.refused:
+            refused = Said.of(said.REFUSED, refused=plan.peak.refused, requests=plan.peak.requests)
+            yield "refused", refused.text(lang)
     if plan.upper is not None:
         yield "range", Said.of(said.RANGE, answer=plan.answer, upper=plan.upper, margin=plan.margin).text(lang)
     if plan.binding is not None:

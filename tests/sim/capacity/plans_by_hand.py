@@ -81,8 +81,9 @@ NOTHING = replace(
     best_missed={"ttft_p99": 2.5, "tpot_p99": None},
     breaks={"out_of_memory": 3, "ttft_p99": 1},
 )
-ONE = PLAN.one_more
+ONE, PEAK = PLAN.one_more, PLAN.peak
 assert ONE is not None
+assert PEAK is not None
 PLANS = {
     "found": PLAN,
     "nothing beyond": replace(PLAN, first_failing=None, tried=(PLAN.tried[0], PLAN.tried[1])),
@@ -93,6 +94,7 @@ PLANS = {
     "the fewest": replace(
         PLAN, target=target("devices", "devices", (128, 96), smaller_is_better=True), first_failing=1, binding=None
     ),
+    "refused": replace(PLAN, peak=PEAK._replace(refused=26, requests=40)),
     "utilization": replace(
         PLAN,
         target=target("gpu_memory_utilization", "", (0.9, 0.6), smaller_is_better=True),

@@ -265,6 +265,18 @@ def test_a_rate_is_raised_by_about_a_tenth_to_say_what_more_costs(tmp_path: Path
     assert dict(sentences(plan))["one more"].startswith("0.01 sessions a second more takes 0.20 GiB of KV")
 
 
+def test_requests_that_are_too_long_are_told(tmp_path: Path) -> None:
+    def short(s: Scenario, luck: float) -> Row:
+        length = s.engine.max_model_len or 0
+        refused = {"requests_total": 40, "requests_rejected": 20 if length < 2048 else 0}
+        return {**kv_bound(s, luck), **refused, "outcome": "held" if length < 1500 else "out_of_memory"}
+
+    plan = planned(short, tmp_path, replace(QUICK, target="max_model_len"))
+    assert plan.answer == 1408
+    assert dict(sentences(plan))["refused"].startswith("up to 20 of the 40 requests of a run are longer")
+    assert plan.to_dict()["peak"]["refused"] == 20
+
+
 def test_the_same_question_has_the_same_bytes(tmp_path: Path) -> None:
     first, second = (planned(kv_bound, tmp_path, QUICK).to_dict() for _ in range(2))
     assert json.dumps(first) == json.dumps(second)

@@ -19,6 +19,7 @@ from .plans_by_hand import PLAN, PLANS
 HAN = re.compile("[\u4e00-\u9fff]")
 NAMES = {
     *("KV", "GiB", "MiB", "ms", "s", "INT8", "token", "torch", "TPOT", "doubling", "max_num_seqs", "non_torch_bytes"),
+    "max_model_len",
     *("ttft_p99", "tpot_p99", "e2e_p99", "slo", "max-preemptions", "seeds", "survive"),
 }
 
