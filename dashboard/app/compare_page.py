@@ -145,7 +145,9 @@ def difference_table(summaries: Mapping[str, Mapping[str, Any]], baseline: str) 
 
 def _results(results: Mapping[str, Result]) -> None:
     summaries = {name: result.summary for name, result in results.items()}
-    st.success(as_text(headline(summaries, lang())))
+    died = sum(summary["oom"] is not None for summary in summaries.values())
+    tell = st.success if not died else st.warning if died < len(summaries) else st.error
+    tell(as_text(headline(summaries, lang())))
     if len(results) > 1:
         st.caption(same_traffic(results, lang()))
     st.subheader(text(NUMBERS))
