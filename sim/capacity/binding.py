@@ -111,7 +111,7 @@ def _constraint(broken: Counter[str], causes: Counter[str], relaxed: Sequence[Re
 
 
 def _relaxed(loads: Loads, place: int, draws: Sequence[int], folder: Path) -> Iterator[Relaxed]:
-    for constraint, change, scenario in _relaxations(loads.scenario, folder):
+    for constraint, change, scenario in _relaxations(loads.at(place), folder):
         try:
             held = loads.changed(scenario).held(place, draws)
         except (ScenarioError, DoesNotFit, RunFailed):

@@ -59,7 +59,7 @@ def leaning_of(loads: Loads, place: int, rule: SequentialRule, folder: Path) -> 
     found: list[tuple[int, Lean]] = []
     still: list[Assumption] = []
     worse: dict[str, float] = {}
-    for assumption in assumptions_of(loads.at(max(place, 0))):
+    for assumption in assumptions_of(loads.at(place)):  # its keys are set again at every value
         ends = dict(_ends(loads, assumption, place, base, rule, folder))
         places = [ends.get(end, base) for end in ("low", "high")]
         if all(at == base for at in places):
@@ -73,7 +73,7 @@ def leaning_of(loads: Loads, place: int, rule: SequentialRule, folder: Path) -> 
     found.sort(key=lambda item: (-item[0], item[1].assumption.name))
     worst = None
     if worse:
-        worst = _value(loads, _answer(loads.changed(applied(loads.scenario, worse, folder)), base, rule))
+        worst = _value(loads, _answer(loads.changed(applied(loads.at(place), worse, folder)), base, rule))
     return Leaning(_value(loads, base), tuple(lean for _, lean in found), tuple(still), worst, len(loads.draws(DRAWS)))
 
 
@@ -84,7 +84,7 @@ def _ends(
     for name, value in (("low", ends.low), ("high", ends.high)):
         if value == ends.value:
             continue
-        changed = loads.changed(applied(loads.scenario, {assumption.name: value}, folder))
+        changed = loads.changed(applied(loads.at(place), {assumption.name: value}, folder))
         if _same(loads, changed, place):
             continue
         yield name, _answer(changed, base, rule)

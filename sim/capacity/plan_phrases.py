@@ -45,7 +45,9 @@ DO_NOT = Phrase("{value} do not ({shown}){between}", "{value}则不满足（{sho
 DOES_NOT = Phrase("{value} does not ({shown}){between}", "{value}则不满足（{shown}）{between}")
 BETWEEN = Phrase("; between them {values} could not be decided", "；其间 {values} 无法判定")
 NONE_BEYOND = Phrase("none beyond was shown to fail{undecided}", "更远的值都没有被证明不满足{undecided}")
-UNDECIDED = Phrase("; {values} could not be decided", "；{values} 无法判定")
+UNDECIDED = Phrase(
+    "; {values} could not be decided, for which it takes more --seeds", "；{values} 无法判定，需要更大的 --seeds"
+)
 UNBOUNDED = Phrase(
     "up to {value}, as far as was looked, everything holds: no answer, but a bound from below. {why}",
     "到 {value}（搜索范围的尽头）为止全部满足：这只是下界，不是答案。{why}",

@@ -277,6 +277,18 @@ def test_requests_that_are_too_long_are_told(tmp_path: Path) -> None:
     assert plan.to_dict()["peak"]["refused"] == 20
 
 
+def test_devices_of_which_the_scenario_has_fewer_than_the_answer(tmp_path: Path) -> None:
+    """Between two devices there is an all-reduce that one has not: its time is an uncertain figure of the answer."""
+
+    def divided(s: Scenario, luck: float) -> Row:
+        return {**compute_bound(s, luck), "tpot_p99_s": 0.05 / s.engine.tensor_parallel_size}
+
+    question = replace(QUICK, target="devices", slos=parse_slos("tpot_p99=30ms"), explain=True)
+    plan = planned(divided, tmp_path, question)
+    assert (plan.answer, plan.first_failing) == (2, 1)
+    assert "allreduce_ns" in {a.name for a in plan.leaning.still}
+
+
 def test_the_same_question_has_the_same_bytes(tmp_path: Path) -> None:
     first, second = (planned(kv_bound, tmp_path, QUICK).to_dict() for _ in range(2))
     assert json.dumps(first) == json.dumps(second)

@@ -56,7 +56,7 @@ def test_a_plan_that_was_found() -> None:
     ("which", "said"),
     [
         ("nothing beyond", "更远的值都没有被证明不满足"),
-        ("all but one", "更远的值都没有被证明不满足；98 无法判定。"),
+        ("all but one", "更远的值都没有被证明不满足；98 无法判定，需要更大的 --seeds。"),
         ("all of it", "96 个 token，"),
         ("all of it", "；已是模型的全部位置。"),
         ("the fewest", "最少数量（1,200 次中 1,178 次满足）；1 个设备则不满足"),
