@@ -13,6 +13,7 @@ from hbmtwin.dashboard.app.capacity_jobs import NEW, choose, choose_policies, sh
 from hbmtwin.dashboard.app.finished import Finished
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.plan_figure import held_by_value
+from hbmtwin.dashboard.app.plan_tables import changes_table, figures_table
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.app.wrong import show_wrong
 from hbmtwin.sim.phrases import Phrase
@@ -45,6 +46,8 @@ BAND = Phrase(
 LEFT_OUT = Phrase("{name} is left out: {why}", "{name} 未参与：{why}")
 NAME = Phrase("{name}: {target}, {policies}", "{name}：{target}，{policies}")
 SCENARIO = Phrase("scenario", "当前场景")
+ALL_CHANGES = Phrase("All {count} changes that were tried, one at a time", "逐一试验的全部 {count} 项改动")
+ALL_FIGURES = Phrase("Uncertain figures that move the answer", "会改变结论的不确定系数")
 COLON = Phrase(": ", "：")
 
 
@@ -98,6 +101,12 @@ def _finished(one: Finished) -> None:
                 f"- **{as_text(heading)}**{text(COLON)}{as_text(said)}" for heading, said in plan["sentences"][lang()]
             )
         )
+        if plan["changes"]:
+            with st.expander(text(ALL_CHANGES, count=len(plan["changes"]))):
+                st.table(changes_table(plan["changes"]), hide_index=True)
+        if plan["leaning"] and plan["leaning"]["figures"]:
+            with st.expander(text(ALL_FIGURES)):
+                st.table(figures_table(plan["leaning"]["figures"]), hide_index=True)
     st.subheader(text(SEEN))
     draw(held_by_value(plans, lang()), key="held")
     st.caption(text(BAND))

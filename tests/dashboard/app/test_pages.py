@@ -303,6 +303,11 @@ def test_a_plan_is_told_in_the_language_of_the_screen(lang: Lang, told: str) -> 
     assert told in said(app)
     for heading, sentence in sentences(PLAN, lang):
         assert f"- **{heading}**{': ' if lang == 'en' else '：'}{sentence}" in said(app)
+    changes, figures = (table.value for table in app.table)
+    name, held, carries = changes.iloc[1].tolist()
+    assert name.endswith(" (drops tokens)" if lang == "en" else "（会丢弃 token）")
+    assert (held, carries) == ("4 of 4" if lang == "en" else "4 / 4", "196")
+    assert figures.iloc[0].tolist()[1:] == ["1 B", "2 B", "3 B", "98", "none" if lang == "en" else "无解"]
 
 
 def test_without_a_report_the_page_says_how_to_make_one() -> None:
