@@ -3,6 +3,7 @@
 ::
 
     users=10:200:10             10, 20, ... 200          workload.users, a closed loop
+    users=10:50:x1.5            10, 15, 22, 34           rounded to whole numbers
     request_rate=0.5:8:x1.25    0.5, 0.625, 0.78125 ...  workload.request_rate, sessions a second
     rate_scale=0.1,0.2,0.5      as written               a trace or a model, so many times as dense as it is
     num_prompts=8:64:8          8, 16, ... 64            workload.num_prompts, for those that start together
@@ -76,6 +77,8 @@ def parse_load(text: str) -> Load:
     found = _range(text, values) if ":" in values else [_number(text, part) for part in values.split(",")]
     rounded = [float(f"{value:.{DIGITS}g}") for value in found]
     if word in WHOLE:
+        if ":x" in values.replace(" ", ""):  # steps by a factor seldom hit whole numbers
+            rounded = [float(round(value)) for value in rounded]
         if broken := [value for value in rounded if not value.is_integer()]:
             raise ScenarioError(f"--load {text}: {word} are whole numbers, and {broken[0]:.12g} is none; {FORM}")
         rounded = [int(value) for value in rounded]

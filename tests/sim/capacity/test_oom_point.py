@@ -223,6 +223,8 @@ def test_no_memory_that_suffices_is_none_and_not_a_number() -> None:
         ("workload.users=4,2,2", Load("users", (2, 4))),
         ("request_rate=0.1:0.4:0.1", Load("request_rate", (0.1, 0.2, 0.3, 0.4))),
         ("rate_scale=1:8:x2", Load("rate_scale", (1.0, 2.0, 4.0, 8.0))),
+        ("users=10:50:x1.5", Load("users", (10, 15, 22, 34))),
+        ("users=1:3: x1.1", Load("users", (1, 2, 3))),
     ],
 )
 def test_loads_as_people_write_them(text: str, load: Load) -> None:
@@ -239,7 +241,7 @@ def test_loads_as_people_write_them(text: str, load: Load) -> None:
         ("users=5:1:1", "it ends below where it begins; write the smaller load first"),
         ("users=1:5:0", "loads and steps are above 0, at least 1e-09 and at most 1e+09, not 0"),
         ("users=1:5:x1", "a factor above 1, not x1"),
-        ("users=1:9:x1.5", "users are whole numbers, and 1.5 is none"),
+        ("users=1:9:1.5", "users are whole numbers, and 2.5 is none"),
         ("users=1:1e9:1", "values; at most 1,000: take larger steps"),
         ("time_scale=1:2:1", "write rate_scale, which is 1 / time_scale"),
         ("request_rate=inf", "at most 1e+09, not inf"),
