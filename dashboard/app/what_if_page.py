@@ -171,10 +171,10 @@ _PLAIN: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "border": 
 
 
 def percentiles(summary: dict[str, Any]) -> pd.DataFrame:
-    """A row a percentile, a column a latency, in seconds."""
+    """A row a latency in seconds, a column a percentile."""
     names = [name for name in METRICS if summary.get(name)]
-    rows = list(summary[names[0]])
-    return pd.DataFrame({"": rows, **{text(METRICS[name]): [summary[name][row] for row in rows] for name in names}})
+    columns = {which: [summary[name][which] for name in names] for which in summary[names[0]]}
+    return pd.DataFrame({"": [text(METRICS[name]) for name in names], **columns})
 
 
 def _share(scenario: Scenario, result: Result | None = None) -> None:

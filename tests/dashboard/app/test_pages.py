@@ -359,6 +359,6 @@ def test_the_numbers_on_the_screen_are_those_of_the_command_line(
     assert metrics["TTFT p99 (s)"] == f"{told['ttft_s']['p99']:,.2f}"
     assert metrics["TPOT p99 (ms)"] == f"{told['tpot_s']['p99'] * 1e3:,.2f}"
     assert metrics["Preemptions"] == f"{told['preemptions']:,}"
-    table = app.dataframe[-1].value
+    table = app.dataframe[-1].value.set_index("")
     for name, title in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"), ("queue_s", "queue")):
-        assert dict(zip(table[""], table[f"{title} (s)"], strict=True)) == told[name]
+        assert table.loc[f"{title} (s)"].to_dict() == told[name]
