@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from argparse import ArgumentParser
 from dataclasses import asdict
@@ -98,4 +99,5 @@ def show(found: dict[str, Found]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that joblib ends its workers
     sys.exit(main(sys.argv[1:]))

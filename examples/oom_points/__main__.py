@@ -9,6 +9,7 @@ and writes its figures.
 from __future__ import annotations
 
 import gzip
+import signal
 import sys
 from functools import partial
 from itertools import islice
@@ -164,4 +165,5 @@ def _traffic(service: Service, traces: Path | None, out: Path) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that joblib ends its workers
     sys.exit(main(sys.argv[1:]))
