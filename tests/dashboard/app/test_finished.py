@@ -10,7 +10,9 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -116,9 +118,7 @@ def numbers(values: Any) -> list[float]:
 # -- the same numbers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("_opened")
-def test_a_sweep_on_the_screen_has_the_numbers_of_its_json(made: Made) -> None:
-    told = made.told["sweep"]
+def sweep_agrees(told: dict[str, Any]) -> None:
     app = page("capacity_page")
     assert f"{told['outcomes']['held']} of {told['runs']} runs held" in said(app)
     table = app.dataframe[-1].value
@@ -150,9 +150,7 @@ def test_a_sweep_on_the_screen_has_the_numbers_of_its_json(made: Made) -> None:
     assert {*asked["doubling"]} > {100.0}  # some died
 
 
-@pytest.mark.usefixtures("_opened")
-def test_oom_points_on_the_screen_have_the_numbers_of_their_json(made: Made) -> None:
-    told = made.told["oom-point"]
+def oom_points_agree(told: dict[str, Any]) -> None:
     app = page("capacity_page", kind="oom-point")
     ends = told["policies"]["doubling"]["fails"]
     (row,) = app.dataframe[0].value.to_dict("records")
@@ -176,9 +174,8 @@ def test_oom_points_on_the_screen_have_the_numbers_of_their_json(made: Made) -> 
         )
 
 
-@pytest.mark.usefixtures("_opened")
-def test_a_plan_on_the_screen_has_the_numbers_of_its_json(made: Made) -> None:
-    (told,) = made.told["plan"]["plans"].values()
+def plan_agrees(told: dict[str, Any]) -> None:
+    (told,) = told["plans"].values()
     app = page("capacity_page", kind="plan")
     seen = {tried["value"]: tried for tried in told["tried"]}
     assert f"{told['answer']} users, the most at which at least 50 % of runs hold" in said(app)
@@ -188,6 +185,43 @@ def test_a_plan_on_the_screen_has_the_numbers_of_its_json(made: Made) -> None:
     assert numbers(line["x"]) == sorted(seen)
     shares = [100 * seen[value]["held"] / seen[value]["trials"] for value in sorted(seen)]
     assert numbers(line["y"]) == pytest.approx(shares)
+
+
+AGREE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "sweep": sweep_agrees,
+    "oom-point": oom_points_agree,
+    "plan": plan_agrees,
+}
+
+
+@pytest.mark.usefixtures("_opened")
+@pytest.mark.parametrize("verb", AGREE)
+def test_what_is_finished_has_the_numbers_of_its_json_on_the_screen(made: Made, verb: str) -> None:
+    AGREE[verb](made.told[verb])
+
+
+@pytest.mark.usefixtures("_opened")
+@pytest.mark.parametrize(
+    ("verb", "path", "by"),
+    [
+        ("sweep", ("outcomes", "held"), 1),
+        ("sweep", ("combinations", 3, "held"), -1),
+        ("sweep", ("combinations", 0, "ttft_p99_s", "median"), 0.02),
+        ("sweep", ("combinations", 9, "survival", "share"), -0.01),
+        ("oom-point", ("policies", "doubling", "fails", "curve", 0, "share"), 0.01),
+        ("oom-point", ("policies", "doubling", "fails", "first_load"), 1),
+        ("oom-point", ("smallest_memory", "doubling", "fails", "curve", 1, "median_bytes"), 1 << 25),
+        ("plan", ("plans", "doubling", "answer"), 1),
+        ("plan", ("plans", "doubling", "tried", 0, "held"), 1),
+    ],
+)
+def test_a_number_that_is_another_one_is_seen(made: Made, verb: str, path: tuple[Any, ...], by: float) -> None:
+    told = deepcopy(made.told[verb])
+    *way, last = path
+    inner = reduce(lambda place, key: place[key], way, told)
+    inner[last] += by
+    with pytest.raises((AssertionError, KeyError)):
+        AGREE[verb](told)
 
 
 @pytest.mark.usefixtures("_opened")
