@@ -57,6 +57,10 @@ NOT_WORSE = Phrase(
     "well",
     "所承诺的指标不随负载变差：排队的请求也满足 TPOT；请同时承诺 ttft_p99 或 e2e_p99",
 )
+NOT_FELT = Phrase(
+    "Nothing that is promised is missed up to there: promise more, or let runs be longer (workload.num_prompts)",
+    "到此为止所承诺的指标都满足：请承诺更多，或让运行更长（workload.num_prompts）",
+)
 NO_PROMISE = Phrase(
     "Nothing was promised that a load breaks: add --slo, or --max-preemptions",
     "没有承诺会被负载打破的指标：请加上 --slo 或 --max-preemptions",
@@ -164,9 +168,8 @@ SO_MUCH_MORE = Phrase(
 THEN = Phrase("{one}; at {value} {breaks}", "{one}；{value}时，{breaks}")
 NONE_BREAKS = Phrase("none of {trials} runs breaks yet", "{trials} 次运行仍都满足")
 NO_CHANGE = Phrase("none of {count} single changes holds there", "{count} 个单项改动都不满足")
-CHANGES_TOLD = Phrase(
-    "{told}; each with {trials} draws: plan what you choose again", "{told}；各用 {trials} 个样本：选定后请重新规划"
-)
+DRAW, DRAWS = Phrase("1 draw", "1 个样本"), Phrase("{count} draws", "{count} 个样本")
+CHANGES_TOLD = Phrase("{told}; each with {draws}: plan what you choose again", "{told}；各用 {draws}：选定后请重新规划")
 CARRIES = Phrase("{change} carries to {value}{drops}", "{change}：到 {value}{drops}")
 CARRIES_BEYOND = Phrase("{change} carries to or beyond {value}{drops}", "{change}：到 {value}（或更多）{drops}")
 DROPS = Phrase(" (drops parts of conversations)", "（丢弃部分对话）")
@@ -201,9 +204,9 @@ KINDS_OF_CHANGE = {
 """By the last word of those that have a number or the value of a setting in front."""
 LEANS = Phrase(
     "{name}, {words}: {how} ({value:g}). The answer is {low} at {low_end:g}, {high} at {high_end:g}, and {answer} as "
-    "it is, by {draws} draws; with all figures at their worse ends at once {worst}",
+    "it is, by {draws}; with all figures at their worse ends at once {worst}",
     "{name}（{words}）：{how}（{value:g}）。取 {low_end:g} 时结论为 {low}，取 {high_end:g} 时为 {high}，按现值为 "
-    "{answer}，各用 {draws} 个样本；所有参数同时取较差的一端时为 {worst}",
+    "{answer}，各用 {draws}；所有参数同时取较差的一端时为 {worst}",
 )
 CALIBRATED, DEFAULT = Phrase("calibrated", "已校准"), Phrase("a default, uncalibrated", "默认值，未校准")
 STILL = Phrase("no uncertain figure moves it within its range", "不确定的参数在各自范围内都不改变结论")

@@ -71,8 +71,10 @@ class Target:
     def text(self, value: Value) -> str:
         """``96 users``, ``1.5 sessions a second``."""
         number = f"{value:,}" if isinstance(value, int) else f"{value:g}"
-        unit = self.unit.removesuffix("s") if value == 1 and self.unit in ("users", "tokens", "devices") else self.unit
-        return f"{number} {unit}" if unit else number
+        first, space, rest = self.unit.partition(" ")
+        if value == 1 and first in ("users", "tokens", "devices", "sessions"):
+            first = first.removesuffix("s")
+        return f"{number} {first}{space}{rest}" if first else number
 
 
 def target_of(scenario: Scenario, name: str | None) -> Target:

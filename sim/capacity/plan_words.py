@@ -29,8 +29,7 @@ def verdict(plan: CapacityPlan, lang: Lang = "en") -> str:
         return _none(plan, lang)
     value = _text(plan.target, plan.answer, lang)
     if plan.kind == "unbounded":
-        unasked = said.NO_PROMISE if plan.max_preemptions is None else said.NO_SLO
-        why = Said.of(said.NOT_WORSE if plan.slos else unasked)
+        why = Said.of(_why_unbounded(plan))
         return Said.of(said.UNBOUNDED, value=value, why=why).text(lang)
     if not plan.chance:
         return Said.of(said.ONCE, value=value).text(lang)
@@ -46,6 +45,12 @@ def verdict(plan: CapacityPlan, lang: Lang = "en") -> str:
         beyond=_beyond(plan, lang),
         confidence=100 * plan.confidence,
     ).text(lang)
+
+
+def _why_unbounded(plan: CapacityPlan) -> Phrase:
+    if not plan.slos:
+        return said.NO_PROMISE if plan.max_preemptions is None else said.NO_SLO
+    return said.NOT_WORSE if all(slo.startswith("tpot") for slo in plan.slos) else said.NOT_FELT
 
 
 def sentences(plan: CapacityPlan, lang: Lang = "en") -> Iterator[tuple[str, str]]:
@@ -199,8 +204,13 @@ def _changes(plan: CapacityPlan, lang: Lang) -> str:
     if not holding:
         return Said.of(said.NO_CHANGE, count=len(plan.changes or ())).text(lang)
     told = (_change(plan, change, to, lang) for change, to in holding[:MOST_CHANGES])
-    trials = holding[0][0].trials
-    return Said.of(said.CHANGES_TOLD, told=_listed(told, said.COMMA, lang), trials=trials).text(lang)
+    return Said.of(said.CHANGES_TOLD, told=_listed(told, said.COMMA, lang), draws=_draws(holding[0][0].trials)).text(
+        lang
+    )
+
+
+def _draws(count: int) -> Said:
+    return Said.of(said.DRAW) if count == 1 else Said.of(said.DRAWS, count=count)
 
 
 def _change(plan: CapacityPlan, change: Change, carries_to: Value, lang: Lang) -> str:
@@ -228,7 +238,7 @@ def _leans(leaning: Leaning, lang: Lang) -> str:
         high=_value(most.high, lang),
         high_end=a.ends.high,
         answer=_value(leaning.answer, lang),
-        draws=leaning.draws,
+        draws=_draws(leaning.draws),
         worst=_value(leaning.worst, lang),
     ).text(lang)
 

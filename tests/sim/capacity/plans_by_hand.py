@@ -73,7 +73,7 @@ PLAN = CapacityPlan(
     changes=CHANGES,
     leaning=LEANING,
 )
-UNBOUNDED = replace(PLAN, kind="unbounded", answer=128, first_failing=None)
+UNBOUNDED = replace(PLAN, kind="unbounded", answer=128, first_failing=None, slos=("tpot_p99 <= 80 ms",))
 NOTHING = replace(
     PLAN,
     kind="nothing_holds",
@@ -94,6 +94,7 @@ PLANS = {
     "the fewest": replace(
         PLAN, target=target("devices", "devices", (128, 96), smaller_is_better=True), first_failing=1, binding=None
     ),
+    "one draw": replace(PLAN, changes=(CHANGES[0]._replace(trials=1),), leaning=LEANING._replace(draws=1)),
     "refused": replace(PLAN, peak=PEAK._replace(refused=26, requests=40)),
     "utilization": replace(
         PLAN,
@@ -113,11 +114,12 @@ PLANS = {
         target=target("request_rate", "times the recorded rate", (96, 100)),
         one_more=ONE._replace(then_breaks={}),
         changes=(CHANGES[0]._replace(carries_to=None),),
-        leaning=LEANING._replace(leans=()),
+        leaning=LEANING._replace(draws=1, leans=()),
         out_of_order=((48, 96),),
     ),
     "once": replace(PLAN, chance=False, changes=None, leaning=None, one_more=None, peak=None),
     "unbounded": UNBOUNDED,
+    "unbounded though it waits": replace(UNBOUNDED, slos=("tpot_p99 <= 80 ms", "ttft_p50 <= 9 s")),
     "nothing promised": replace(UNBOUNDED, slos=()),
     "nothing promised but no preemption": replace(UNBOUNDED, slos=(), max_preemptions=0),
     "nothing": NOTHING,

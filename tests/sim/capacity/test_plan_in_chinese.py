@@ -20,7 +20,7 @@ HAN = re.compile("[\u4e00-\u9fff]")
 NAMES = {
     *("KV", "GiB", "MiB", "ms", "s", "INT8", "token", "torch", "TPOT", "doubling", "max_num_seqs", "non_torch_bytes"),
     "max_model_len",
-    *("ttft_p99", "tpot_p99", "e2e_p99", "slo", "max-preemptions", "seeds", "survive"),
+    *("ttft_p99", "tpot_p99", "e2e_p99", "slo", "max-preemptions", "seeds", "survive", "workload", "num_prompts"),
 }
 
 
@@ -71,6 +71,7 @@ def test_a_plan_that_was_found() -> None:
             "即使 1 个用户，40 次中 0 次满足：3 次显存耗尽，1 次未达到 ttft_p99。此时最好达到 ttft_p99 2.5 s；",
         ),
         ("less than the margin", "0.97 是能处理该负载的最小值，但设备只剩 0.50 GiB，要求的余量为 1 %"),
+        ("unbounded though it waits", "请承诺更多，或让运行更长（workload.num_prompts）"),
         ("nothing promised but no preemption", "没有承诺会被负载打破的指标：请加上 --slo"),
         ("not shown", "即使 1 个用户也没有结论：40 次中 0 次满足，既不能证明 90 % 满足"),
     ],

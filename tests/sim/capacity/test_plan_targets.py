@@ -77,6 +77,13 @@ def test_devices_are_what_the_model_can_be_split_over() -> None:
     assert target.keys_of(4) == {"engine.tensor_parallel_size": 4}
 
 
+def test_one_of_each_is_singular() -> None:
+    two_stages = scenario(model__name="llama-2-70b", device__name="ascend-910b2", engine__pipeline_parallel_size=2)
+    assert target_of(two_stages, "devices").text(1) == "1 device a stage"
+    assert target_of(scenario(workload__request_rate=2.0), None).text(1.0) == "1 session a second"
+    assert target_of(scenario(), "gpu_memory_utilization").text(0.9) == "0.9"
+
+
 def test_shares_begin_where_the_server_starts() -> None:
     target = target_of(scenario(), "gpu_memory_utilization")
     assert target.values[0] <= 0.98
