@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hbmtwin.cli.exits import DOES_NOT_FIT, OK, UsageError
+from hbmtwin.cli.fit import Language
 from hbmtwin.cli.options import Json, Overrides, ScenarioFile, Seed, Variants
 from hbmtwin.cli.output import json_text, stdout
 
@@ -72,11 +74,12 @@ def plan(
     ] = None,
     seed: Seed = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Runs at once; -1: one a core.")] = -1,
+    lang: Annotated[Language, typer.Option(help="Language of what is printed.")] = Language.EN,
     json_: Json = False,
 ) -> int:
     """Find the largest load that holds, or the smallest server: the answer, its margin, and what it leans on."""
     from hbmtwin.api import CapacityRuns, check_question, plan_each, question_of
-    from hbmtwin.cli.plan_screen import print_plans
+    from hbmtwin.cli.plan_screen import PlanScreen
     from hbmtwin.sim.capacity.plan_file import write_plans
 
     if jobs == 0 or jobs < -1:
@@ -104,11 +107,13 @@ def plan(
         plans = plan_each(scenarios, question, runs, left_out=left_out)
         if out is not None:
             write_plans(plans, refused, out)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without Chinese letters gets their numbers, as in fit
+        sys.stdout.reconfigure(errors="backslashreplace")
     if json_:
         told = {name or "scenario": found.to_dict() for name, found in plans.items()}
         print(json_text({"plans": told, "left_out": refused}))
     else:
-        print_plans(stdout(), plans)
+        PlanScreen(stdout(), lang.value).show(plans)
     return OK if any(found.answer is not None for found in plans.values()) else DOES_NOT_FIT
 
 

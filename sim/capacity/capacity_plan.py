@@ -21,6 +21,7 @@ from hbmtwin.sim.capacity.binding import Binding
 from hbmtwin.sim.capacity.changes import Change
 from hbmtwin.sim.capacity.leaning import Leaning
 from hbmtwin.sim.capacity.plan_targets import Target, Value
+from hbmtwin.sim.phrases import Said
 
 Kind = Literal["found", "unbounded", "nothing_holds", "not_shown"]
 
@@ -113,7 +114,7 @@ class CapacityPlan:
     """None: not tried."""
     leaning: Leaning | None = None
     basis: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Said, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, in plain numbers: the same bytes for the same scenario, seed and version."""
@@ -145,7 +146,7 @@ class CapacityPlan:
             "changes": None if self.changes is None else [c._asdict() for c in self.changes],
             "leaning": None if leaning is None else _leaning(leaning),
             "basis": self.basis,
-            "notes": list(self.notes),
+            "notes": [note.text() for note in self.notes],
         }
 
 

@@ -220,6 +220,72 @@ OUT_OF_ORDER = Phrase(
 )
 LESS_OFTEN = Phrase("{easier:,} holds less often than {harder:,}", "{easier:,} 满足的次数少于 {harder:,}")
 
+# -- what the scenario left open -------------------------------------------------------------------------------------
+
+REQUESTS_EACH = Phrase(
+    "each user sends {count} requests: set workload.users and workload.num_prompts to say",
+    "每个用户发送 {count} 条请求：可由 workload.users 与 workload.num_prompts 指定",
+)
+REQUESTS_OF = Phrase(
+    "requests of {seconds:,.0f} s, as at {rate:g} sessions a second",
+    "请求数相当于 {seconds:,.0f} s，按每秒 {rate:g} 个会话计",
+)
+TRACE_CLOCK = Phrase(
+    "a trace has no users: its clock is made faster, and think times with it",
+    "trace 没有用户数：加快的是它的时钟，思考时间随之缩短",
+)
+MODEL_CLOCK = Phrase(
+    "a model has no users: its clock is made faster, and think times with it",
+    "流量模型没有用户数：加快的是它的时钟，思考时间随之缩短",
+)
+LONGER = Phrase(
+    "requests that are longer are refused at any load, which is no want of memory",
+    "更长的请求在任何负载下都被拒绝，这不算显存不足",
+)
+ONE_REPLICA = Phrase(
+    "devices are the ranks of one replica (tensor_parallel_size); N replicas need N times as many, and each has its "
+    "share of the traffic",
+    "设备数是一个副本的 rank 数（tensor_parallel_size）；N 个副本需要 N 倍，各承担一份流量",
+)
+EACH_STAGE = Phrase("each of the {stages} pipeline stages has so many", "{stages} 个流水级各有这么多")
+
+# -- the screen ------------------------------------------------------------------------------------------------------
+
+PROMISE, LATENCY, RUNS = Phrase("promise", "目标"), Phrase("latency", "延迟"), Phrase("runs", "运行次数")
+PROMISED = Phrase(
+    "no death, nothing rejected for want of memory, all served; {promised}",
+    "显存不耗尽，不因显存不足拒绝，全部处理完；{promised}",
+)
+THE_MARGIN = Phrase("margin {margin}", "余量 {margin}")
+AT_MOST, NOBODY = Phrase("at most {count:,} preemptions", "抢占至多 {count:,} 次"), Phrase("nobody preempted", "无抢占")
+MEANS = Phrase("{latencies} (means of its runs; {basis})", "{latencies}（各次运行的均值；{basis}）")
+BASES = {"default, uncalibrated": Phrase("default, uncalibrated", "默认值，未校准")}
+ANSWERS = Phrase("{target}: at least {survive:.12g} % of runs hold", "{target}：至少 {survive:.12g} % 的运行满足目标")
+POLICY = Phrase("policy", "策略")
+ANSWER_COLUMNS = (
+    Phrase("holds", "满足"),
+    Phrase("does not", "不满足"),
+    Phrase("binding", "瓶颈"),
+    Phrase("KV left (GiB)", "KV 剩余 (GiB)"),
+    Phrase("leans most on", "最敏感的假设"),
+)
+SINGLE_CHANGES = Phrase("single changes, run at {value}", "单项改动，在 {value}时运行")
+CHANGE_COLUMNS = Phrase("change", "改动"), Phrase("held", "满足"), Phrase("carries to", "可到")
+HELD_OF = Phrase("{held} of {trials}", "{held} / {trials}")
+DROPS_TOKENS = Phrase("{change} (drops tokens)", "{change}（丢弃 token）")
+UNCERTAIN = Phrase("uncertain figures, with {draws} each", "不确定的参数，各用 {draws}")
+FIGURE_COLUMNS = (
+    Phrase("figure", "参数"),
+    Phrase("low", "低"),
+    Phrase("value", "取值"),
+    Phrase("high", "高"),
+    Phrase("answer at low", "取低时结论"),
+    Phrase("at high", "取高时结论"),
+    Phrase("known by", "依据"),
+)
+ALL_WORSE = Phrase("all at the worse end", "全部取较差的一端")
+NOTE = Phrase("note: {note}", "注：{note}")
+
 
 def cause_name(cause: str, lang: Lang) -> str:
     """What a run died of; in English its identifier."""

@@ -23,7 +23,9 @@ from typing import Any
 from hbmtwin.kernels.weights import can_split
 from hbmtwin.sim import catalog
 from hbmtwin.sim.budget.memory_budget import DoesNotFit
+from hbmtwin.sim.capacity import plan_phrases as said
 from hbmtwin.sim.catalog import CatalogError
+from hbmtwin.sim.phrases import Said
 from hbmtwin.sim.resolve import device_of
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.sections import Section
@@ -65,7 +67,7 @@ class Target:
     """Of the values, where a search begins: the scenario's own, or a guess."""
     end: str = ""
     """What the hardest value is where nothing lies beyond it; empty: it is only as far as is looked."""
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Said, ...] = ()
     """What the scenario left open, in sentences."""
 
     def text(self, value: Value) -> str:
@@ -129,12 +131,12 @@ def _users(s: Scenario) -> Target:
     if w.ramp_up_strategy is not None:
         raise ScenarioError("--target users: workload.ramp_up_strategy makes an open loop; leave it out")
     values = tuple(int(value) for value in nice_values(1, MOST_USERS) if float(value).is_integer())
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Said, ...] = ()
     if w.users is not None and w.num_prompts is not None:
         each = max(1.0, w.num_prompts / w.users)
     else:
         each = float(REQUESTS_PER_USER)
-        assumed = (f"each user sends {REQUESTS_PER_USER} requests: set workload.users and workload.num_prompts to say",)
+        assumed = (Said.of(said.REQUESTS_EACH, count=REQUESTS_PER_USER),)
 
     def keys(value: Value) -> dict[str, Any]:
         return {"workload.users": int(value), "workload.num_prompts": min(MOST_PROMPTS, math.ceil(value * each))}
@@ -159,7 +161,7 @@ def _request_rate(s: Scenario) -> Target:
     own = w.request_rate if w.request_rate is not None and math.isfinite(w.request_rate) else None
     rate, count = own or REQUEST_RATE, w.num_prompts or NUM_PROMPTS
     values = nice_values(*RATES)
-    assumed = () if own else (f"requests of {count / rate:,.0f} s, as at {rate:g} sessions a second",)
+    assumed = () if own else (Said.of(said.REQUESTS_OF, seconds=count / rate, rate=rate),)
 
     def keys(value: Value) -> dict[str, Any]:
         prompts = min(MOST_PROMPTS, max(LEAST_REQUESTS, math.ceil(count * value / rate)))
@@ -184,14 +186,13 @@ def _recorded_rate(s: Scenario) -> Target:
             return {"workload.time_scale": 1 / value}
         return {"workload.rate_scale": float(value)}
 
-    what = "trace" if w.trace is not None else "model"
     return Target(
         name="request_rate",
         values=values,
         keys_of=keys,
         unit="times the recorded rate" if w.trace is not None else "times the learned rate",
         start=_place(values, 1 / w.time_scale if w.trace is not None else w.rate_scale),
-        assumed=(f"a {what} has no users: its clock is made faster, and think times with it",),
+        assumed=(Said.of(said.TRACE_CLOCK if w.trace is not None else said.MODEL_CLOCK),),
     )
 
 
@@ -210,7 +211,7 @@ def _max_model_len(s: Scenario) -> Target:
         unit="tokens",
         start=start,
         end="all positions of the model",
-        assumed=("requests that are longer are refused at any load, which is no want of memory",),
+        assumed=(Said.of(said.LONGER),),
     )
 
 
@@ -219,12 +220,9 @@ def _devices(s: Scenario) -> Target:
     sizes = sorted({1, s.engine.tensor_parallel_size, *device.allreduce_ns}, reverse=True)
     values = tuple(tp for tp in sizes if can_split(model, tp) and (tp == 1 or tp in device.allreduce_ns))
     stages = s.engine.pipeline_parallel_size
-    assumed = [
-        "devices are the ranks of one replica (tensor_parallel_size); N replicas need N times as many, and each has "
-        "its share of the traffic"
-    ]
+    assumed = [Said.of(said.ONE_REPLICA)]
     if stages > 1:
-        assumed.append(f"each of the {stages} pipeline stages has so many")
+        assumed.append(Said.of(said.EACH_STAGE, stages=stages))
     return Target(
         name="devices",
         values=values,

@@ -19,15 +19,15 @@ MOST_CHANGES = 3
 
 def broke(kind: str, lang: Lang = "en") -> str:
     """What a run did that broke its promise: ``missed ttft_p99``."""
-    known = said.BROKEN.get(kind)
-    return Said.of(said.MISSED, slo=kind).text(lang) if known is None else Said.of(known).text(lang)
+    broken = said.BROKEN.get(kind)
+    return Said.of(said.MISSED, slo=kind).text(lang) if broken is None else Said.of(broken).text(lang)
 
 
 def verdict(plan: CapacityPlan, lang: Lang = "en") -> str:
     """The answer, and how sure it is."""
     if plan.answer is None:
         return _none(plan, lang)
-    value = _text(plan.target, plan.answer, lang)
+    value = value_text(plan.target, plan.answer, lang)
     if plan.kind == "unbounded":
         why = Said.of(_why_unbounded(plan))
         return Said.of(said.UNBOUNDED, value=value, why=why).text(lang)
@@ -82,12 +82,12 @@ def _listed(parts: Iterable[str], by: Phrase, lang: Lang) -> str:
     return Said.of(by).text(lang).join(parts)
 
 
-def _text(target: Target, value: Value, lang: Lang) -> str:
+def value_text(target: Target, value: Value, lang: Lang) -> str:
     """``96 users``."""
-    known = None if lang == "en" else said.COUNTED.get(target.unit)  # in English there is a singular
-    if known is None:
+    counted = None if lang == "en" else said.COUNTED.get(target.unit)  # in English there is a singular
+    if counted is None:
         return target.text(value)
-    return Said.of(known, value=f"{value:,}" if isinstance(value, int) else f"{value:g}").text(lang)
+    return Said.of(counted, value=f"{value:,}" if isinstance(value, int) else f"{value:g}").text(lang)
 
 
 def _value(value: Value | None, lang: Lang) -> str:
@@ -113,7 +113,7 @@ def _beyond(plan: CapacityPlan, lang: Lang) -> str:
         return plan.target.end if end is None else Said.of(end).text(lang)
     return Said.of(
         said.DOES_NOT if failing == 1 else said.DO_NOT,
-        value=_text(plan.target, failing, lang),
+        value=value_text(plan.target, failing, lang),
         shown=_seen(_of(plan, failing)),
         between=Said.of(said.BETWEEN, values=_listed(open_, said.LIST_COMMA, lang)) if open_ else "",
     ).text(lang)
@@ -124,7 +124,7 @@ def _none(plan: CapacityPlan, lang: Lang) -> str:
         left = Size(plan.peak.device_left_bytes)
         return Said.of(said.LEAVES_LESS, serves=plan.serves, left=left, margin=plan.margin).text(lang)
     easiest = plan.tried[0]
-    shown, value = _seen(easiest), _text(plan.target, easiest.value, lang)
+    shown, value = _seen(easiest), value_text(plan.target, easiest.value, lang)
     if plan.kind == "not_shown":
         return Said.of(said.NOT_SHOWN, value=value, shown=shown, survive=100 * plan.survive).text(lang)
     why = [Said.of(said.SO_MANY, count=n, broke=broke(kind, lang)).text(lang) for kind, n in plan.breaks.items()]
@@ -157,20 +157,20 @@ def _binding(plan: CapacityPlan, b: Binding, lang: Lang) -> str:
         for cause, count in b.causes.items()
     )
     relaxed = (
-        Said.of(said.RELAXED, change=_known(said.TWICE, r.change, lang), held=r.held, trials=r.trials).text(lang)
+        Said.of(said.RELAXED, change=known(said.TWICE, r.change, lang), held=r.held, trials=r.trials).text(lang)
         for r in b.relaxed
     )
     return Said.of(
         said.BINDING,
-        constraint=_known(said.CONSTRAINTS, b.constraint, lang),
-        where="" if value is None else Said.of(said.AT, value=_text(plan.target, value, lang)),
+        constraint=known(said.CONSTRAINTS, b.constraint, lang),
+        where="" if value is None else Said.of(said.AT, value=value_text(plan.target, value, lang)),
         broken=_broken(b.broken.items(), b.trials, lang),
         causes=Said.of(said.CAUSES, causes=_listed(causes, said.COMMA, lang)) if b.causes else "",
         relaxed=_listed(relaxed, said.SEMICOLON, lang),
     ).text(lang)
 
 
-def _known(table: dict[str, Phrase], name: str, lang: Lang) -> str:
+def known(table: dict[str, Phrase], name: str, lang: Lang) -> str:
     """What stands in results by its English name; a setting is called so in both languages."""
     return Said.of(table[name]).text(lang) if name in table else name
 
@@ -183,7 +183,7 @@ def _broken(kinds: Iterable[tuple[str, int]], trials: int, lang: Lang) -> str:
 def _one_more(plan: CapacityPlan, cost: OneMore, lang: Lang) -> str:
     one = Said.of(
         said.ONE_MORE if plan.target.name == "users" else said.SO_MUCH_MORE,
-        by=_text(plan.target, cost.by, lang),
+        by=value_text(plan.target, cost.by, lang),
         kv=Size(round(cost.kv_bytes)),
         tpot=cost.tpot_p99_s * 1e3,
         ttft=cost.ttft_p99_s * 1e3,
@@ -192,7 +192,7 @@ def _one_more(plan: CapacityPlan, cost: OneMore, lang: Lang) -> str:
     )
     if cost.next_value is None:
         return one.text(lang)
-    value = _text(plan.target, cost.next_value, lang)
+    value = value_text(plan.target, cost.next_value, lang)
     breaks: object = Said.of(said.NONE_BREAKS, trials=cost.next_trials)
     if cost.then_breaks:
         breaks = _broken(cost.then_breaks.items(), cost.next_trials, lang)
@@ -204,12 +204,13 @@ def _changes(plan: CapacityPlan, lang: Lang) -> str:
     if not holding:
         return Said.of(said.NO_CHANGE, count=len(plan.changes or ())).text(lang)
     told = (_change(plan, change, to, lang) for change, to in holding[:MOST_CHANGES])
-    return Said.of(said.CHANGES_TOLD, told=_listed(told, said.COMMA, lang), draws=_draws(holding[0][0].trials)).text(
+    return Said.of(said.CHANGES_TOLD, told=_listed(told, said.COMMA, lang), draws=draws_of(holding[0][0].trials)).text(
         lang
     )
 
 
-def _draws(count: int) -> Said:
+def draws_of(count: int) -> Said:
+    """``4 draws``."""
     return Said.of(said.DRAW) if count == 1 else Said.of(said.DRAWS, count=count)
 
 
@@ -217,7 +218,7 @@ def _change(plan: CapacityPlan, change: Change, carries_to: Value, lang: Lang) -
     return Said.of(
         said.CARRIES_BEYOND if change.at_least else said.CARRIES,
         change=said.change_name(change.name, lang),
-        value=_text(plan.target, carries_to, lang),
+        value=value_text(plan.target, carries_to, lang),
         drops=Said.of(said.DROPS) if change.drops_tokens else "",
     ).text(lang)
 
@@ -238,7 +239,7 @@ def _leans(leaning: Leaning, lang: Lang) -> str:
         high=_value(most.high, lang),
         high_end=a.ends.high,
         answer=_value(leaning.answer, lang),
-        draws=_draws(leaning.draws),
+        draws=draws_of(leaning.draws),
         worst=_value(leaning.worst, lang),
     ).text(lang)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hbmtwin.sim.capacity.promise import METRICS
 
 Shell = Callable[..., Any]
 
@@ -71,6 +74,19 @@ def test_an_answer_its_margin_and_what_was_promised(shell: Shell, scenario: Path
     assert {name: value for name, value in kept.items() if name in plan} == plan
     assert kept["verdict"]["en"].startswith(f"{plan['answer']} users")
     assert "用户" in kept["verdict"]["zh"]
+
+
+def test_the_same_in_chinese(shell: Shell, scenario: Path) -> None:
+    """Numbers are the same, and no English word is left but names."""
+    explained = ("--survive", "0.5", "--jobs", "1", "--quick", "--target", "max_model_len")
+    english, chinese = (shell("plan", scenario, *explained, "--lang", lang).out for lang in ("en", "zh"))
+    assert "promise" in english
+    assert "目标" in chinese
+    assert "注：更长的请求在任何负载下都被拒绝" in chinese
+    words = set(re.findall(r"[A-Za-z][\w-]+", chinese, re.ASCII))
+    assert words <= {"token", "KV", "GiB", "ms", *METRICS}
+    counts = [sorted(re.findall(r"\d+", re.sub(r"_p\d+", "", said))) for said in (english, chinese)]
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize(

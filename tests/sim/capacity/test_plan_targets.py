@@ -41,7 +41,7 @@ def test_each_user_sends_as_many_requests_at_every_load() -> None:
 def test_what_the_scenario_leaves_open_is_said() -> None:
     target = target_of(scenario(), None)
     assert target.name == "users"
-    assert "10 requests" in target.assumed[0]
+    assert "10 requests" in target.assumed[0].text()
 
 
 def test_a_rate_has_as_many_seconds_at_every_load() -> None:
