@@ -168,6 +168,8 @@ class Scenario(Section):
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> Scenario:
         """Build a scenario from dotted keys. Raise ScenarioError with the path of each bad key."""
+        if too_long := [key for key, value in keys.items() if _too_long(value)]:
+            raise ScenarioError("\n".join(f"{key}: {_TOO_LONG}" for key in too_long))
         try:
             keys = with_workload_preset(keys)
         except CatalogError as error:
@@ -238,6 +240,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ScenarioError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path}: not valid TOML: {error}") from None
+    except ValueError:  # of Python's own limit on digits
+        raise ScenarioError(f"{path}: {_TOO_LONG}") from None
     except RecursionError:
         raise ScenarioError(f"{path}: nested too deeply for a scenario") from None
 
@@ -267,6 +271,22 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise ScenarioError(f"--set {key}: nested too deeply for a value") from None
     except tomllib.TOMLDecodeError:
         return key, value.strip()  # a bare word needs no quotes on a command line
+    except ValueError:  # of Python's own limit on digits
+        raise ScenarioError(f"--set {key}: {_TOO_LONG}") from None
+
+
+_MOST_BITS = 256
+"""Of a whole number: products of a few such are still numbers that a float can hold."""
+_TOO_LONG = "a whole number of more than 77 digits counts nothing; write a smaller one"
+
+
+def _too_long(value: object) -> bool:
+    """Whether a number in it has more bits than that. O(values)."""
+    if isinstance(value, Mapping):
+        return any(map(_too_long, value.values()))
+    if isinstance(value, list):
+        return any(map(_too_long, value))
+    return isinstance(value, int) and value.bit_length() > _MOST_BITS
 
 
 _UNION_BRANCH = re.compile(r"(function-|constrained-|dict\[)|(int|float)$")

@@ -60,6 +60,8 @@ def _text(value: Any) -> str:
             tomllib.loads(f"value = {value}")
         except tomllib.TOMLDecodeError:
             return value if value == value.strip() and value else _inline(value)
+        except ValueError:  # as a number it is longer than Python reads
+            return _inline(value)
     return _inline(value)
 
 

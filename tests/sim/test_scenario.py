@@ -317,3 +317,21 @@ def test_every_key_says_what_it_is() -> None:
                 assert inner.description, f"{name}.{key}"
         else:
             assert info.description, name
+
+
+@pytest.mark.parametrize("key", ["seed", "kv_cache.block_size", "scheduler.max_num_batched_tokens", "slo.ttft_s"])
+@pytest.mark.parametrize("number", ["9" * 78, "9" * 5000, "0x" + "F" * 5000, "-" + "9" * 400])
+def test_a_number_without_an_end_is_told_by_its_key(key: str, number: str, tmp_path: Path) -> None:
+    assert complaint(f"{key}={number}").endswith(
+        f"{key}: a whole number of more than 77 digits counts nothing; write a smaller one"
+    )
+    path = tmp_path / "long.toml"
+    path.write_text(
+        "\n".join(f"[{section}]" for section in key.split(".")[:-1]) + f"\n{key.split('.')[-1]} = {number}\n"
+    )
+    said = complaint(path=path)
+    assert said.startswith((f"{key}: a whole number", f"{path}: a whole number"))
+
+
+def test_in_a_table_too() -> None:
+    assert complaint(f"workload.output_len={{ a = [{'9' * 100}] }}").startswith("workload.output_len: a whole number")

@@ -53,7 +53,7 @@ def read_model(path: str | Path) -> TrafficModel:
     text = "".join(text_lines(path, longest_bytes=_LONGEST_LINE_BYTES))
     try:
         tree = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, or a number that is longer than Python reads
         raise WorkloadError(f"{path}: this is no TOML ({error}); is it a model of hbmtwin workload learn?") from None
     root = Node(str(path), "", tree)
     if FORMAT_KEY not in tree:

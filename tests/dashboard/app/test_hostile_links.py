@@ -34,10 +34,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         (("device.name=**b**[a](javascript:alert(1))",), "unknown device"),
         (tuple(f"a{number}=1" for number in range(700)), "unknown key"),
         (("seed=" + "[" * 4000,), "nested too deeply"),
+        (("seed=" + "9" * 5000,), "more than 77 digits"),
+        (("kv_cache.block_size=" + "9" * 400,), "more than 77 digits"),
         (("\0\1",), "write it as section"),
         (("model.name=/etc/passwd",), "no valid JSON"),
     ],
-    ids=["html", "markdown", "many", "deep", "nonsense", "a file of the system"],
+    ids=["html", "markdown", "many", "deep", "endless", "long", "nonsense", "a file of the system"],
 )
 def test_it_is_told_as_plain_text(page: str, settings: tuple[str, ...], told: str) -> None:
     app = AppTest.from_string(PAGE.format(page=page), default_timeout=120)
