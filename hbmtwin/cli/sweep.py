@@ -182,6 +182,7 @@ def _tell(points: Sequence[Point], seeds: int, total: int, there: int, out: Path
             "nothing of chance; --seeds 1 is enough (hbmtwin oom-point takes windows of a trace)",
             file=sys.stderr,
         )
+    _tell_who_never_asks(points)
     refused = Counter((point.cause, point.refused) for point in points if point.cause)
     for (cause, text), count in refused.items():
         many = f"{count:,} combinations" if count > 1 else "1 combination"
@@ -191,6 +192,19 @@ def _tell(points: Sequence[Point], seeds: int, total: int, there: int, out: Path
             else "do" + "es" * (count == 1) + " not fit"
         )
         print(f"note: {many} {verb}: {text}", file=sys.stderr)
+
+
+def _tell_who_never_asks(points: Sequence[Point]) -> None:
+    """Where users are varied: those for whom there is no request, so that more of them are no more load."""
+    from hbmtwin.workloads.builtin import NUM_PROMPTS
+
+    if "workload.users" not in points[0].settings:
+        return
+    loads = [point.scenario.workload for point in points]
+    asking = [(w.users or 0, NUM_PROMPTS if w.num_prompts is None else w.num_prompts) for w in loads]
+    if few := [(users, prompts) for users, prompts in asking if users > prompts]:
+        users, prompts = max(few)
+        print(f"note: of {users:,} users only {prompts:,} ever ask: raise workload.num_prompts", file=sys.stderr)
 
 
 @contextmanager

@@ -214,6 +214,13 @@ def test_seeds_of_a_trace_are_one_run_and_it_is_said(sweep, tmp_path: Path) -> N
     assert told not in sweep(*GRID, "--seeds", 2, "--out", "other").err
 
 
+def test_users_for_whom_there_is_no_request_are_told(sweep) -> None:
+    told = "note: of 30 users only 4 ever ask: raise workload.num_prompts"
+    assert told in sweep("--grid", "workload.users=2,30", "--jobs", 1, "--out", "out").err
+    more = ("--set", "workload.num_prompts=30")
+    assert "ever ask" not in sweep("--grid", "workload.users=2,30", *more, "--jobs", 1, "--out", "out").err
+
+
 def test_help_says_how_ranges_count(shell) -> None:
     text = " ".join(shell("sweep", "--help").out.split())
     assert "key=start:stop:step" in text
