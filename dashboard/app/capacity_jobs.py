@@ -13,7 +13,7 @@ import streamlit as st
 from hbmtwin.api import PRESETS
 from hbmtwin.dashboard.app import finished, jobs
 from hbmtwin.dashboard.app.finished import Finished
-from hbmtwin.dashboard.app.language import IN_ADDRESS, text
+from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, text
 from hbmtwin.dashboard.app.settings_link import command
 from hbmtwin.sim.phrases import Phrase
 
@@ -22,6 +22,12 @@ NONE = Phrase(
     "None is finished yet: start a small one, or open directories with `hbmtwin dashboard DIR`.",
     "还没有完成的结果：可在此启动一个小规模任务，或用 `hbmtwin dashboard DIR` 打开目录。",
 )
+DAMAGED = Phrase(
+    "{name} cannot be shown: its files are damaged, or another release wrote them. Start it again.",
+    "无法显示 {name}：文件已损坏，或由其他版本写出。请重新运行。",
+)
+AMISS = (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration)
+"""What a file raises that says other things, or things of another kind, than a sweep, OOM point or plan does."""
 START = Phrase("Start", "开始")
 NEW = Phrase("Start a new one with the settings on the left", "用左侧设置新建")
 COMMAND = Phrase("The same as a command line", "等价的命令行")
@@ -66,16 +72,27 @@ def show_command(verb: str, settings: Sequence[str], *more: str) -> None:
     st.code(command(verb, settings, *more), language="bash", wrap_lines=True)
 
 
-def choose(kind: finished.Kind, name: Callable[[Finished], str]) -> Finished | None:
-    """One of those that are finished, by what *name* says of it; the one that was named first is offered first."""
+def show_finished(kind: finished.Kind, name: Callable[[Finished], str], draw: Callable[[Finished], None]) -> None:
+    """Draw one of those that are finished, chosen by what *name* says of it; the one named first is offered first."""
     found = finished.of_kind(kind)
     if not found:
         st.info(text(NONE))
-        return None
-    if len(found) == 1:
-        return found[0]
-    at = st.selectbox(text(SHOWN), range(len(found)), format_func=lambda i: name(found[i]), key=f"shown-{kind}")
-    return found[at]
+        return
+    names = [_name(one, name) for one in found]
+    at = 0
+    if len(found) > 1:
+        at = st.selectbox(text(SHOWN), range(len(found)), format_func=names.__getitem__, key=f"shown-{kind}")
+    try:
+        draw(found[at])
+    except AMISS:
+        st.error(as_text(text(DAMAGED, name=found[at].name)))
+
+
+def _name(one: Finished, name: Callable[[Finished], str]) -> str:
+    try:
+        return name(one)
+    except AMISS:
+        return one.name
 
 
 def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -56,12 +57,12 @@ class KeptResults:
 
     def named(self, beginnings: tuple[str, ...]) -> list[Path]:
         """Directories whose names begin so, the one that was used last first."""
-        found = [path for path in self._directory.iterdir() if path.name.startswith(beginnings)]
-        return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        found = [path for path in self._oldest_first() if path.name.startswith(beginnings)]
+        return found[::-1]
 
     def make_room(self) -> None:
         """Remove those that were used longest ago until the rest is small enough. O(files)."""
-        kept = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        kept = self._oldest_first()
         sizes = [_size(path) for path in kept]
         excess = sum(sizes) - self._most_bytes
         for path, size in zip(kept[:-1], sizes[:-1], strict=True):  # the last one is what somebody waits for
@@ -70,6 +71,20 @@ class KeptResults:
             shutil.rmtree(path, ignore_errors=True)
             excess -= size
 
+    def _oldest_first(self) -> list[Path]:
+        """What is there; somebody may remove any of it meanwhile, and the directory too."""
+        times_ns: dict[Path, int] = {}
+        with suppress(OSError):
+            for path in self._directory.iterdir():
+                with suppress(OSError):
+                    times_ns[path] = path.lstat().st_mtime_ns
+        return sorted(times_ns, key=times_ns.__getitem__)
+
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    size = 0
+    with suppress(OSError):
+        for file in path.rglob("*"):
+            if file.is_file():
+                size += file.stat().st_size
+    return size

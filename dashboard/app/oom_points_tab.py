@@ -6,7 +6,15 @@ import streamlit as st
 
 from hbmtwin.api import ScenarioError, parse_load
 from hbmtwin.dashboard.app import finished
-from hbmtwin.dashboard.app.capacity_jobs import NEW, choose, choose_policies, show_command, show_table, so_far, start
+from hbmtwin.dashboard.app.capacity_jobs import (
+    NEW,
+    choose_policies,
+    show_command,
+    show_finished,
+    show_table,
+    so_far,
+    start,
+)
 from hbmtwin.dashboard.app.finished import Finished
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.oom_curves_figure import memory_curves, share_curves
@@ -47,8 +55,7 @@ def show(settings: list[str], usable: bool) -> None:
     """Draw the part: a new one, and one that is finished."""
     with st.expander(text(NEW), expanded=not finished.of_kind("oom-point")):
         _new(settings, usable)
-    if (one := choose("oom-point", _name)) is not None:
-        _finished(one)
+    show_finished("oom-point", _name, _finished)
 
 
 def _new(settings: list[str], usable: bool) -> None:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from hbmtwin.api import ScenarioError, question_of
 from hbmtwin.dashboard.app import finished
-from hbmtwin.dashboard.app.capacity_jobs import NEW, choose, choose_policies, show_command, so_far, start
+from hbmtwin.dashboard.app.capacity_jobs import NEW, choose_policies, show_command, show_finished, so_far, start
 from hbmtwin.dashboard.app.finished import Finished
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.plan_figure import held_by_value
@@ -55,8 +55,7 @@ def show(settings: list[str], usable: bool) -> None:
     """Draw the part: a new one, and one that is finished."""
     with st.expander(text(NEW), expanded=not finished.of_kind("plan")):
         _new(settings, usable)
-    if (one := choose("plan", _name)) is not None:
-        _finished(one)
+    show_finished("plan", _name, _finished)
 
 
 def _new(settings: list[str], usable: bool) -> None:
@@ -107,9 +106,10 @@ def _finished(one: Finished) -> None:
         if plan["leaning"] and plan["leaning"]["figures"]:
             with st.expander(text(ALL_FIGURES)):
                 st.table(figures_table(plan["leaning"]["figures"]), hide_index=True)
-    st.subheader(text(SEEN))
-    draw(held_by_value(plans, lang()), key="held")
-    st.caption(text(BAND))
+    if plans:
+        st.subheader(text(SEEN))
+        draw(held_by_value(plans, lang()), key="held")
+        st.caption(text(BAND))
     for name, why in one.told["left_out"].items():
         st.caption(as_text(text(LEFT_OUT, name=name, why=why)))
 

@@ -6,7 +6,7 @@ import streamlit as st
 
 from hbmtwin.api import ScenarioError
 from hbmtwin.dashboard.app import finished
-from hbmtwin.dashboard.app.capacity_jobs import NEW, NONE, choose, show_command, show_table, start
+from hbmtwin.dashboard.app.capacity_jobs import NEW, show_command, show_finished, show_table, start
 from hbmtwin.dashboard.app.finished import Finished
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.theme import draw
@@ -55,8 +55,7 @@ def show(settings: list[str], usable: bool) -> None:
     """Draw the part: a new one, and one that is finished."""
     with st.expander(text(NEW), expanded=not finished.of_kind("sweep")):
         _new(settings, usable)
-    if (one := choose("sweep", _name)) is not None:
-        _finished(one)
+    show_finished("sweep", _name, _finished)
 
 
 def _new(settings: list[str], usable: bool) -> None:
@@ -81,8 +80,7 @@ def _new(settings: list[str], usable: bool) -> None:
 def _finished(one: Finished) -> None:
     points = point_summaries(finished.rows_of(one), list(one.told["grid"]))
     if not points:
-        st.info(text(NONE))
-        return
+        raise ValueError("none of its runs can be read")
     st.success(as_text(headline(points, one.told, lang())))
     if len(axes_of(points)) > 1:
         st.subheader(text(MAPS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,17 @@ def test_where_they_lie_can_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("HBMTWIN_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert KeptResults().path("k") == tmp_path / "xdg" / "hbmtwin" / "dashboard" / "k"
+
+
+def test_what_is_removed_from_outside_is_not_there_and_nothing_breaks(tmp_path: Path) -> None:
+    kept = KeptResults(tmp_path / "kept", most_bytes=1)
+    (tmp_path / "kept" / "plan-gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "kept" / "plan-there").mkdir()
+    assert {path.name for path in kept.named(("plan-",))} == {"plan-gone", "plan-there"}
+    kept.make_room()
+    shutil.rmtree(tmp_path / "kept")
+    assert kept.named(("plan-",)) == []
+    kept.make_room()
+    (tmp_path / "kept").write_text("a file at its place")
+    assert kept.named(("plan-",)) == []
+    kept.make_room()
