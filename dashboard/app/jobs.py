@@ -63,9 +63,15 @@ def _loaded(key: str) -> Result:
 
 
 def result_of(scenario: Scenario) -> Result | None:
-    """The result of a scenario, if one is kept. Raise ScenarioError where a file of it is missing."""
+    """The result of a scenario, if one is kept. Raise ScenarioError where a file of it is missing.
+
+    One in memory whose directory is gone is none: jobs read it there, and a run would bring it back.
+    """
+    key = key_of(scenario)
+    if not shared().kept.path(key).is_dir():
+        return None
     try:
-        return _loaded(key_of(scenario))
+        return _loaded(key)
     except KeyError:
         return None
 

@@ -36,22 +36,24 @@ class KeptResults:
         return self._directory / key
 
     def get(self, key: str) -> Result | None:
-        """The result, used last from now on; None if there is none, or one that cannot be read. O(its size)."""
+        """The result, used last from now on; None if there is none. One that cannot be read goes. O(its size)."""
         path = self.path(key)
         try:
             result = Result.load(path)
             os.utime(path)
         except (ResultError, OSError):
+            shutil.rmtree(path, ignore_errors=True)  # what is run again is to land there
             return None
         return result
 
     def tables(self, key: str, names: Sequence[str]) -> tuple[pd.DataFrame, ...] | None:
-        """Parquet tables that a job left there; None if it did not, or they cannot be read."""
+        """Parquet tables that a job left there; None if it did not. Those that cannot be read go."""
         path = self.path(key)
         try:
             found = tuple(pd.read_parquet(path / f"{name}.parquet") for name in names)
             os.utime(path)
         except (OSError, ValueError):
+            shutil.rmtree(path, ignore_errors=True)
             return None
         return found
 

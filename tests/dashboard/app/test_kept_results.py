@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import streamlit as st
 
 from hbmtwin.api import Scenario, run
+from hbmtwin.dashboard.app import jobs
 from hbmtwin.dashboard.app.kept_results import KeptResults
 
 SMALL = ["workload.num_prompts=3", "workload.request_rate=inf"]
@@ -45,6 +47,33 @@ def test_a_use_makes_it_young(tmp_path: Path) -> None:
     assert kept.get("a") is not None
     kept.make_room()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_damaged_one_is_run_again_at_its_place(tmp_path: Path) -> None:
+    kept = KeptResults(tmp_path)
+    result = run(Scenario.load(overrides=SMALL))
+    result.save(kept.path("a"))
+    (kept.path("a") / "summary.json").unlink()
+    assert kept.get("a") is None
+    result.save(kept.path("a"))
+    assert kept.get("a") is not None
+    kept.path("a-operations").mkdir()
+    (kept.path("a-operations") / "maps.parquet").write_bytes(b"PAR1 cut")
+    assert kept.tables("a-operations", ("maps",)) is None
+    assert not kept.path("a-operations").exists()
+
+
+def test_a_result_in_memory_is_none_once_its_directory_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HBMTWIN_CACHE", str(tmp_path))
+    scenario = Scenario.load(overrides=SMALL)
+    try:
+        run(scenario).save(jobs.shared().kept.path(jobs.key_of(scenario)))
+        assert jobs.result_of(scenario) is not None
+        shutil.rmtree(jobs.shared().kept.path(jobs.key_of(scenario)))
+        assert jobs.result_of(scenario) is None
+    finally:
+        jobs.shared().workers.close()
+        st.cache_resource.clear()
 
 
 @pytest.mark.parametrize("damage", ["summary.json", "timeline.parquet"])
