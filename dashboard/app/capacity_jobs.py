@@ -57,7 +57,7 @@ def start(
     )
     if pressed and jobs.start(kind, key, {**job, "out": str(jobs.shared().kept.path(key))}):
         st.rerun()
-    if jobs.done(kind, words) is not None:
+    if jobs.done(kind, key, words) is not None:
         st.rerun()
 
 

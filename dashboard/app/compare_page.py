@@ -95,7 +95,7 @@ def show() -> None:
         if jobs.start(SLOT, key, job):
             st.rerun()
     jobs.start_button(text(RUN), disabled=complete or jobs.busy(SLOT))
-    task = jobs.done(SLOT, _progress)
+    task = jobs.done(SLOT, key, _progress)
     if task is not None:
         st.session_state.setdefault("left-out", {})[key] = task.outcome["left_out"]
         st.rerun()

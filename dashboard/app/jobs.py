@@ -18,9 +18,10 @@ from hbmtwin.dashboard.app.language import as_text, text
 from hbmtwin.dashboard.app.session_tasks import SessionTasks
 from hbmtwin.dashboard.app.settings_link import settings_of
 from hbmtwin.dashboard.app.workers import Task, TooManyJobs, Workers
+from hbmtwin.dashboard.app.wrong import show_wrong
 from hbmtwin.sim.phrases import Phrase
 
-WAITS = Phrase("Waiting for {before} other runs", "排队中，前面还有 {before} 个")
+WAITS = Phrase("Number {place} in the queue: other runs are under way", "排队中，第 {place} 位：其他任务正在运行")
 BEGINS = Phrase("Starting", "正在启动")
 RUNS = Phrase(
     "{completed:,} of {total} requests, {simulated:,.0f} simulated seconds, {running} running",
@@ -157,7 +158,7 @@ def wait(slot: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> 
     if task.ended:
         st.rerun()
     if task.state == "waiting":
-        fraction, said = 0.0, text(WAITS, before=shared().workers.waiting_before(task))
+        fraction, said = 0.0, text(WAITS, place=shared().workers.waiting_before(task) + 1)
     elif not task.progress:
         fraction, said = 0.0, text(BEGINS)
     else:
@@ -181,10 +182,11 @@ def of_run(progress: Mapping[str, Any]) -> tuple[float, str]:
     return min(1.0, progress["completed"] / total) if total else 0.0, said
 
 
-def done(slot: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> Task | None:
+def done(slot: str, key: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> Task | None:
     """Draw what there is to draw of a slot: its progress, or why it failed; return its task once it is done.
 
-    A page stops where it has drawn progress: call :func:`busy` first if it should not.
+    *key* is that of the job that the page would start now: why another one failed is of no interest any more. A page
+    stops where it has drawn progress: call :func:`busy` first if it should not.
     """
     task = task_of(slot)
     if task is None:
@@ -192,14 +194,13 @@ def done(slot: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> 
     if not task.ended:
         wait(slot, words)
         return None
-    if task.state == "done":
+    if task.state == "done" or task.key != key:
         _tasks().pop(slot)
-        return task
+        return task if task.state == "done" else None
     if task.state == "failed":
-        st.error(as_text(task.message), icon=":material/edit:")
+        show_wrong(task.message)
     elif task.state == "lost":
         st.error(text(LOST), icon=":material/error:")
-    _tasks().pop(slot)
     return None
 
 

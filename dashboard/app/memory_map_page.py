@@ -12,9 +12,10 @@ from hbmtwin.api import CatalogError, Result, ScenarioError, ran_short
 from hbmtwin.dashboard.address_map import address_map, moments
 from hbmtwin.dashboard.app import jobs, knobs
 from hbmtwin.dashboard.app.free_sizes_figure import free_pieces, free_sizes
-from hbmtwin.dashboard.app.language import as_text, lang, text
+from hbmtwin.dashboard.app.language import lang, text
 from hbmtwin.dashboard.app.memory_tables import MIB_COLUMN, books_table, operations_table
 from hbmtwin.dashboard.app.theme import draw
+from hbmtwin.dashboard.app.wrong import show_wrong
 from hbmtwin.dashboard.verdict import bytes_text, oom_in_words
 from hbmtwin.sim.capacity.plan_phrases import cause_name, change_name
 from hbmtwin.sim.phrases import Phrase
@@ -59,7 +60,7 @@ def show() -> None:
     try:
         result = jobs.result_of(scenario)
     except (ScenarioError, CatalogError) as error:
-        st.error(as_text(str(error)), icon=":material/edit:")
+        show_wrong(error)
         return
     if result is None:
         st.info(text(NO_RESULT))
@@ -113,7 +114,7 @@ def _operations(result: Result, key: str) -> None:
             job = {"verb": "operations", "result": str(kept.path(key)), "out": str(kept.path(f"{key}-operations"))}
             if jobs.start(WATCH, f"{key}-operations", job):
                 st.rerun()
-        if jobs.done(WATCH, lambda said: (0.0, text(LOOKING))) is not None:
+        if jobs.done(WATCH, f"{key}-operations", lambda said: (0.0, text(LOOKING))) is not None:
             st.rerun()
         return
     operations, maps = tables
@@ -156,7 +157,7 @@ def _cures(result: Result, key: str) -> None:
             job = {"verb": "what_would_hold", "result": str(jobs.shared().kept.path(key))}
             if jobs.start(SLOT, f"cures-{key}", job):
                 st.rerun()
-        task = jobs.done(SLOT, lambda said: (0.0, text(TRYING, runs=said["runs"], name=said["name"])))
+        task = jobs.done(SLOT, f"cures-{key}", lambda said: (0.0, text(TRYING, runs=said["runs"], name=said["name"])))
         if task is not None:
             st.session_state.setdefault("cures", {})[key] = task.outcome["rows"]
             st.rerun()

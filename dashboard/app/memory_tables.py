@@ -20,7 +20,7 @@ TERMS = {
     "weights_bytes": Phrase("weights", "权重"),
     "static_bytes": Phrase("context, libraries", "运行时上下文、通信库"),
     "tenants_bytes": Phrase("other processes", "其他进程"),
-    "transient_bytes": Phrase("activations and workspace of this step", "本步激活与工作区"),
+    "transient_bytes": Phrase("activations and workspace of this step", "本步激活与 workspace"),
     "reserved_bytes": Phrase("reserved by the allocator", "分配器预留"),
     "allocated_bytes": Phrase("allocated in it", "其中已分配"),
     "requested_bytes": Phrase("requested in it", "其中已申请"),
@@ -40,7 +40,7 @@ TERMS = {
 TAGS = {
     "weight": Phrase("weights", "权重"),
     "activation": Phrase("activations", "激活"),
-    "workspace": Phrase("workspace", "工作区"),
+    "workspace": Phrase("workspace", "workspace"),
     "kv": Phrase("KV cache", "KV 缓存"),
 }
 

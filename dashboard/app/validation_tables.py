@@ -40,7 +40,7 @@ VALUE, LOW, HIGH = Phrase("value", "取值"), Phrase("low", "下限"), Phrase("h
 POINTS, RESIDUAL = Phrase("points", "测点数"), Phrase("residual (%)", "残差（%）")
 MORE_WORDS = {
     "elementwise_bytes_per_s": Phrase("the speed of a layer's small operators", "每层小算子的速度"),
-    "attention_sequence_ns": Phrase("the time of a sequence in an attention call", "attention 调用中每个序列的时间"),
+    "attention_sequence_ns": Phrase("the time of a sequence in an attention call", "attention 调用中每条序列的时间"),
     "communicator_bytes": Phrase("what communicators hold", "通信缓冲"),
     "attention_block_tokens": Phrase(
         "keys that causal attention computes as one block", "因果 attention 按块计算的 token 数"
@@ -51,7 +51,7 @@ MORE_WORDS = {
 RANGE_OF = {
     "step_tokens": Phrase("tokens of a step", "每步 token 数"),
     "prefill_tokens": Phrase("prompt tokens of a step", "每步 prefill token 数"),
-    "prefill_context_tokens": Phrase("longest context of a prompt", "prefill 的最长上下文"),
+    "prefill_context_tokens": Phrase("longest context of a prompt", "prefill 的最长历史"),
     "decode_count": Phrase("sequences that decode", "decode 序列数"),
     "kv_read_tokens": Phrase("tokens that they read", "decode 读取的 token 数"),
     "num_layers": Phrase("layers", "层数"),

@@ -19,6 +19,7 @@ from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.dashboard.app.settings_link import command, settings_of
 from hbmtwin.dashboard.app.theme import draw, draw_brushed
 from hbmtwin.dashboard.app.timeline_figure import timeline
+from hbmtwin.dashboard.app.wrong import show_wrong
 from hbmtwin.dashboard.figures import latency_by_turn
 from hbmtwin.dashboard.palette import ALARM
 from hbmtwin.dashboard.remarks import remarks
@@ -85,10 +86,10 @@ def show() -> None:
             jobs.start_run(SLOT, scenario)
             result = jobs.result_of(scenario)
     except (ScenarioError, CatalogError) as error:
-        st.error(as_text(str(error)), icon=":material/edit:")
+        show_wrong(error)
         return
     jobs.start_button(text(RUN), disabled=result is not None or jobs.busy(SLOT))
-    if jobs.done(SLOT, jobs.of_run) is not None and result is None:
+    if jobs.done(SLOT, jobs.key_of(scenario), jobs.of_run) is not None and result is None:
         st.rerun()
     if jobs.busy(SLOT):
         return

@@ -14,15 +14,15 @@ from hbmtwin.sim.phrases import Phrase
 MOST_LINES = 5
 """Of an error that has one for each setting: an address may have hundreds of them."""
 MORE = Phrase("and {count:,} more", "另有 {count:,} 处")
-IN_ENGLISH = Phrase("", "设置有误（说明与命令行相同，为英文）：")
+IN_ENGLISH = Phrase("In the words of the command line:", "设置有误（说明与命令行相同，为英文）：")
 
 
-def show_wrong(error: Exception) -> None:
+def show_wrong(error: Exception | str) -> None:
     """Draw why it cannot be done, and the cure, as the command line words it."""
     st.error(wrong_text(error), icon=":material/edit:")
 
 
-def wrong_text(error: Exception) -> str:
+def wrong_text(error: Exception | str) -> str:
     """A paragraph a sentence, of which no letter means anything to Markdown."""
     if isinstance(error, DoesNotFit) and error.budget.why is not None and lang() != "en":
         return "\n\n".join(map(as_text, _does_not_start(error.budget)))

@@ -186,6 +186,13 @@ def test_a_bad_address_is_told_and_the_knobs_stay(setting: str, told: str) -> No
     assert app.selectbox
 
 
+def test_why_a_run_failed_stands_until_the_settings_change() -> None:
+    app = run_it(page("what_if_page", settings=(*SMALL, "workload.trace=/nowhere.csv")))
+    assert "/nowhere.csv" in said(app.run())
+    app.number_input(key="seed#0").set_value(5).run()
+    assert "/nowhere.csv" not in said(app)
+
+
 def test_what_cannot_start_is_told_before_a_run() -> None:
     app = page("what_if_page", settings=("model.name=llama-2-70b",))
     assert not app.exception
