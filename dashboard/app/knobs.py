@@ -199,6 +199,8 @@ def _can_show(knob: Knob, value: float) -> bool:
 def _turned(key: str, widget: str) -> None:
     """A knob was turned: its setting replaces the one that was there."""
     value = st.session_state[widget]
+    if (none := BY_KEY[key].none) is not None and value in (none.en, none.zh):
+        value = st.session_state[widget] = None  # a browser may still say it in the language before
     said = [setting for setting in st.session_state[SETTINGS] if setting.partition("=")[0].strip() != key]
     if key == "kv_cache.preset" and value is not None:
         governed = {name for keys in PRESETS.values() for name in keys}
