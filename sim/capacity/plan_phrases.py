@@ -125,12 +125,13 @@ RANGE = Phrase(
     "holds from {answer:g} up to {upper:g}, which still leaves {margin} of the device",
     "{answer:g} 至 {upper:g} 都满足，且设备仍留有 {margin}",
 )
-BINDING = Phrase("{constraint}:{where} {broken}{causes}. {relaxed}", "{constraint}：{where}{broken}{causes}。{relaxed}")
+BINDING = Phrase("{constraint}:{where} {broken}{causes}{relaxed}", "{constraint}：{where}{broken}{causes}{relaxed}")
+DOUBLED = Phrase(". With one thing doubled: {relaxed}", "。{relaxed}")
 AT = Phrase(" at {value}", "{value}时，")
 OF = Phrase("{count} of {trials} {broke}", "{trials} 次中 {count} 次{broke}")
 CAUSES = Phrase(" ({causes})", "（{causes}）")
 OF_CAUSE = Phrase("{count} of {cause}", "{cause} {count} 次")
-RELAXED = Phrase("with {change} {held} of {trials} hold", "{change}：{trials} 次中 {held} 次满足")
+RELAXED = Phrase("{change}, {held} of {trials} hold", "{change}：{trials} 次中 {held} 次满足")
 CONSTRAINTS = {
     "KV": Phrase("KV", "KV 容量"),
     "fragmentation": Phrase("fragmentation", "显存碎片"),

@@ -156,17 +156,17 @@ def _binding(plan: CapacityPlan, b: Binding, lang: Lang) -> str:
         Said.of(said.OF_CAUSE, count=count, cause=said.cause_name(cause, lang)).text(lang)
         for cause, count in b.causes.items()
     )
-    relaxed = (
+    relaxed = [
         Said.of(said.RELAXED, change=known(said.TWICE, r.change, lang), held=r.held, trials=r.trials).text(lang)
         for r in b.relaxed
-    )
+    ]
     return Said.of(
         said.BINDING,
         constraint=known(said.CONSTRAINTS, b.constraint, lang),
         where="" if value is None else Said.of(said.AT, value=value_text(plan.target, value, lang)),
         broken=_broken(b.broken.items(), b.trials, lang),
         causes=Said.of(said.CAUSES, causes=_listed(causes, said.COMMA, lang)) if b.causes else "",
-        relaxed=_listed(relaxed, said.SEMICOLON, lang),
+        relaxed=Said.of(said.DOUBLED, relaxed=_listed(relaxed, said.SEMICOLON, lang)) if relaxed else "",
     ).text(lang)
 
 
