@@ -81,7 +81,8 @@ def show_finished(kind: finished.Kind, name: Callable[[Finished], str], draw: Ca
     names = [_name(one, name) for one in found]
     at = 0
     if len(found) > 1:
-        at = st.selectbox(text(SHOWN), range(len(found)), format_func=names.__getitem__, key=f"shown-{kind}")
+        chosen = st.selectbox(text(SHOWN), range(len(found)), format_func=names.__getitem__, key=f"shown-{kind}")
+        at = chosen if chosen in range(len(found)) else 0  # a name, as the language is switched, or as others finish
     try:
         draw(found[at])
     except AMISS:
