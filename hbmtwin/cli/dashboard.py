@@ -42,7 +42,7 @@ def dashboard(
 ) -> int:
     """Open the what-if dashboard in a browser."""
     if importlib.util.find_spec("streamlit") is None:
-        raise UsageError('the dashboard needs Streamlit: pip install "hbmtwin[dashboard]"')
+        raise UsageError('the dashboard needs Streamlit: pip install "streamlit>=1.60"')
     for path in results or ():
         if not path.is_dir():
             raise UsageError(f"{path}: no such directory; name one that --out has written")

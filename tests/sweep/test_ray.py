@@ -1,5 +1,5 @@
 """The same sweep on a local Ray cluster, one of whose workers is killed in mid-run. Skipped where Ray is not installed
-(``pip install "hbmtwin[ray]"``; scripts/test installs it with HBMTWIN_TEST_RAY=1)."""
+(``pip install ".[ray]"``; scripts/test installs it with HBMTWIN_TEST_RAY=1)."""
 
 from __future__ import annotations
 
