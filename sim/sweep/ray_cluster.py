@@ -40,7 +40,7 @@ def on_a_cluster(address: str | None, jobs: int) -> Iterator[Pool]:
         import ray
         from ray.util.joblib.ray_backend import RayBackend
     except ImportError:
-        raise WorkersLost('Ray is not installed here; run pip install ray') from None
+        raise WorkersLost("Ray is not installed here; run pip install ray") from None
     register_parallel_backend(BACKEND, lambda **options: _streaming(RayBackend, options))
     if not ray.is_initialized():
         _connect(ray, address, jobs)

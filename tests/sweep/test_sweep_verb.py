@@ -187,7 +187,7 @@ def test_a_missing_ray_says_what_to_install(sweep, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "ray", None)
     answer = sweep(*GRID, "--executor", "ray", "--out", "out")
     assert answer.code == 1
-    assert answer.err.splitlines()[-1] == 'error: Ray is not installed here; run pip install ray'
+    assert answer.err.splitlines()[-1] == "error: Ray is not installed here; run pip install ray"
 
 
 def test_a_ray_cluster_that_is_not_there_is_told_at_once(sweep, monkeypatch: pytest.MonkeyPatch) -> None:
