@@ -52,7 +52,7 @@ def start(
         text(START),
         type="primary",
         icon=":material/play_arrow:",
-        disabled=not usable or jobs.busy(kind),
+        disabled=not usable or jobs.under_way(kind, key),
         key=f"start-{kind}",
     )
     if pressed and jobs.start(kind, key, {**job, "out": str(jobs.shared().kept.path(key))}):

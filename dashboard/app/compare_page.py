@@ -94,7 +94,7 @@ def show() -> None:
         job = {"verb": "compare", "settings": settings, "policies": policies, "variants": variants, "out": out}
         if jobs.start(SLOT, key, job):
             st.rerun()
-    jobs.start_button(text(RUN), disabled=complete or jobs.busy(SLOT))
+    jobs.start_button(text(RUN), disabled=complete or jobs.under_way(SLOT, key))
     task = jobs.done(SLOT, key, _progress)
     if task is not None:
         st.session_state.setdefault("left-out", {})[key] = task.outcome["left_out"]

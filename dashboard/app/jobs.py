@@ -27,6 +27,10 @@ RUNS = Phrase(
     "{completed:,} of {total} requests, {simulated:,.0f} simulated seconds, {running} running",
     "已完成 {completed:,} / {total} 条请求，仿真时间 {simulated:,.0f} 秒，运行中 {running}",
 )
+OTHERS = Phrase(
+    "Under way with the settings before; what is started with these takes its place.",
+    "正在运行的是更改前的设置；用当前设置启动后将取代它。",
+)
 CANCEL = Phrase("Cancel", "取消")
 LOST = Phrase(
     "The process that ran it was ended from outside, as the system does when memory is short. Nothing else was lost: "
@@ -185,18 +189,22 @@ def of_run(progress: Mapping[str, Any]) -> tuple[float, str]:
 def done(slot: str, key: str, words: Callable[[Mapping[str, Any]], tuple[float, str]]) -> Task | None:
     """Draw what there is to draw of a slot: its progress, or why it failed; return its task once it is done.
 
-    *key* is that of the job that the page would start now: why another one failed is of no interest any more. A page
-    stops where it has drawn progress: call :func:`busy` first if it should not.
+    *key* is that of the job that the page would start now: what became of another is told when its settings are back. A
+    page stops where it has drawn progress: call :func:`busy` first if it should not.
     """
     task = task_of(slot)
     if task is None:
         return None
     if not task.ended:
+        if task.key != key:
+            st.caption(text(OTHERS))
         wait(slot, words)
         return None
-    if task.state == "done" or task.key != key:
+    if task.key != key:
+        return None
+    if task.state == "done":
         _tasks().pop(slot)
-        return task if task.state == "done" else None
+        return task
     if task.state == "failed":
         show_wrong(task.message)
     elif task.state == "lost":
@@ -208,3 +216,9 @@ def busy(slot: str) -> bool:
     """Whether a job is under way there."""
     task = task_of(slot)
     return task is not None and not task.ended
+
+
+def under_way(slot: str, key: str) -> bool:
+    """Whether that very job is under way there; another gives way to it."""
+    task = task_of(slot)
+    return task is not None and not task.ended and task.key == key

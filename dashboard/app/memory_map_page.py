@@ -110,7 +110,7 @@ def _operations(result: Result, key: str) -> None:
     kept = jobs.shared().kept
     tables = kept.tables(f"{key}-operations", ("operations", "maps"))
     if tables is None:
-        if st.button(text(LOOK), key="look", disabled=jobs.busy(WATCH)):
+        if st.button(text(LOOK), key="look", disabled=jobs.under_way(WATCH, f"{key}-operations")):
             job = {"verb": "operations", "result": str(kept.path(key)), "out": str(kept.path(f"{key}-operations"))}
             if jobs.start(WATCH, f"{key}-operations", job):
                 st.rerun()
@@ -153,7 +153,7 @@ def _cures(result: Result, key: str) -> None:
     st.subheader(text(HELD))
     rows = result.summary.get("what_would_hold") or st.session_state.get("cures", {}).get(key)
     if rows is None:
-        if st.button(text(TRY), key="try", disabled=jobs.busy(SLOT)):
+        if st.button(text(TRY), key="try", disabled=jobs.under_way(SLOT, f"cures-{key}")):
             job = {"verb": "what_would_hold", "result": str(jobs.shared().kept.path(key))}
             if jobs.start(SLOT, f"cures-{key}", job):
                 st.rerun()

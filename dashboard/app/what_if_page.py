@@ -88,10 +88,11 @@ def show() -> None:
     except (ScenarioError, CatalogError) as error:
         show_wrong(error)
         return
-    jobs.start_button(text(RUN), disabled=result is not None or jobs.busy(SLOT))
-    if jobs.done(SLOT, jobs.key_of(scenario), jobs.of_run) is not None and result is None:
+    key = jobs.key_of(scenario)
+    jobs.start_button(text(RUN), disabled=result is not None or jobs.under_way(SLOT, key))
+    if jobs.done(SLOT, key, jobs.of_run) is not None and result is None:
         st.rerun()
-    if jobs.busy(SLOT):
+    if result is None and jobs.busy(SLOT):
         return
     if result is None:
         st.info(text(EMPTY))

@@ -193,6 +193,20 @@ def test_why_a_run_failed_stands_until_the_settings_change() -> None:
     assert "/nowhere.csv" not in said(app)
 
 
+def test_a_run_of_other_settings_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "AT_ONCE_S", 0.0)
+    app = page("what_if_page", settings=("workload.num_prompts=900000",))
+    app.button(key="run").click().run()
+    assert app.button(key="run").disabled
+    app.number_input(key="workload.num_prompts#0").set_value(5).run()
+    assert "Under way with the settings before" in said(app)
+    assert not app.button(key="run").disabled
+    monkeypatch.setattr(jobs, "AT_ONCE_S", 60.0)
+    app.button(key="run").click().run()
+    assert app.metric[0].delta == "of 5"
+    assert not app.session_state["tasks"]
+
+
 def test_what_cannot_start_is_told_before_a_run() -> None:
     app = page("what_if_page", settings=("model.name=llama-2-70b",))
     assert not app.exception
