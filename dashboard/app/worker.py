@@ -68,8 +68,7 @@ def main() -> int:
             said = {"error": f"this takes more than {most >> 30} GiB of memory: {cure}"}
         except Exception as error:
             said = {"error": f"{_where(error)}{error}" if _known(error) else f"{type(error).__name__}: {error}"}
-        taken_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        again = job["verb"] in ALONE and taken_bytes < MOST_KEPT_BYTES
+        again = job["verb"] in ALONE and _resident_bytes() < MOST_KEPT_BYTES
         tell({**said, "again": again})
     return 0
 
@@ -240,6 +239,17 @@ def _teller(out: IO[str]) -> Tell:
         out.flush()
 
     return tell
+
+
+def _resident_bytes() -> int:
+    """What the process has in memory now; where the system does not tell, as if it had all.
+
+    The most that ``getrusage`` tells is that of the app, if the app had more when it started this process.
+    """
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return MOST_BYTES
 
 
 def _read(stdin: IO[str], jobs: SimpleQueue[str]) -> None:

@@ -266,8 +266,8 @@ def test_every_screen_that_is_full_in_both_themes_and_languages(
         screen.settled(PAGES["capacity"].titles[chinese])
         until_drawn = screen.page.locator(".js-plotly-plot .main-svg").first
         screen.expect(until_drawn).to_be_visible()
-        assert screen.page.get_by_test_id("stPlotlyChart").count() == plots
-        assert (f"kind={kind}" in screen.page.url) == (kind != "sweep")
+        screen.expect(screen.page.get_by_test_id("stPlotlyChart")).to_have_count(plots)
+        screen.expect(screen.page).to_have_url(re.compile("^(?!.*kind=)" if kind == "sweep" else f"kind={kind}"))
         assert screen.page.get_by_test_id("stException").count() == 0
         assert screen.fits()
         screen.shot(f"capacity-{kind}-full-{lang}-{scheme}")
