@@ -300,7 +300,8 @@ def _places(ended: Sequence[CriticalLoad], end: End) -> list[str]:
 
 def memory_header(point: OomPoint, lang: Lang = "en") -> tuple[str, ...]:
     """Columns of :func:`memory_rows`."""
-    return (point.load.word, *(name_of(policy, end, lang) for policy, ends in point.ends.items() for end in ends))
+    word = Said.of(WORDS[point.load.word]).text(lang)
+    return (word, *(name_of(policy, end, lang) for policy, ends in point.ends.items() for end in ends))
 
 
 def memory_rows(point: OomPoint, lang: Lang = "en") -> list[tuple[str, ...]]:

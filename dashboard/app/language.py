@@ -11,6 +11,7 @@ from hbmtwin.sim.phrases import LANGUAGES, Lang, Phrase, Said
 KEY = "lang"
 IN_ADDRESS: dict[str, Any] = {"bind": "query-params", "persist_state": "session"}
 """Of a widget whose value stands in the address under its key, so that a link shares it."""
+DEFAULT_BASIS = Phrase("default, uncalibrated", "默认值，未校准")
 NAMES: dict[Lang, str] = {"en": "English", "zh": "中文"}
 FRAMEWORK_IN_CHINESE = {
     "[data-testid=stFileUploaderDropzone] button p": "上传文件",
@@ -59,6 +60,11 @@ def lang() -> Lang:
 def text(said: Phrase | Said, /, **values: object) -> str:
     """In the language in use."""
     return (Said.of(said, **values) if isinstance(said, Phrase) else said).text(lang())
+
+
+def basis_of(basis: str) -> str:
+    """Where times come from, as results have it in English."""
+    return text(DEFAULT_BASIS) if basis == DEFAULT_BASIS.en else basis
 
 
 def as_text(written: str) -> str:

@@ -10,7 +10,7 @@ import streamlit as st
 
 from hbmtwin.dashboard.app import finished, knobs
 from hbmtwin.dashboard.app.finished import Finished
-from hbmtwin.dashboard.app.language import as_text, lang, text
+from hbmtwin.dashboard.app.language import as_text, basis_of, lang, text
 from hbmtwin.dashboard.app.overlay_figure import memory_overlay, times_overlay
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.app.validation_tables import (
@@ -182,7 +182,7 @@ def _show(told: Mapping[str, Any]) -> None:
         if (times := told.get(part)) is None:
             continue
         st.subheader(text(title))
-        on = {"measured": times["measured_on"], "predicted": times["predicted_for"], "basis": times["basis"]}
+        on = {"measured": times["measured_on"], "predicted": times["predicted_for"], "basis": basis_of(times["basis"])}
         st.caption(as_text(text(ON, **on)))
         draw(times_overlay(times, lang()), key=part)
         _errors(times["errors"])

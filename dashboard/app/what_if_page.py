@@ -15,7 +15,7 @@ import streamlit as st
 from hbmtwin.api import CatalogError, Result, Scenario, ScenarioError
 from hbmtwin.dashboard.app import jobs, knobs
 from hbmtwin.dashboard.app.breakdown_figure import breakdown_bar
-from hbmtwin.dashboard.app.language import as_text, lang, text
+from hbmtwin.dashboard.app.language import as_text, basis_of, lang, text
 from hbmtwin.dashboard.app.settings_link import command, settings_of
 from hbmtwin.dashboard.app.theme import draw, draw_brushed
 from hbmtwin.dashboard.app.timeline_figure import timeline
@@ -63,7 +63,6 @@ BASIS = Phrase(
     "Memory follows the allocator's and the engine's own rules. Times come from the cost model: {basis}.",
     "显存按分配器与引擎自身的规则得出；时间来自成本模型：{basis}。",
 )
-DEFAULT_BASIS = Phrase("default, uncalibrated", "默认值，未校准")
 NOTES = Phrase("Notes", "说明")
 METRICS = {
     "ttft_s": Phrase("TTFT (s)", "TTFT（s）"),
@@ -115,8 +114,7 @@ def _result(result: Result) -> None:
     if unserved := unserved_lines(s):
         st.warning(as_text("\n".join(unserved)).replace("\n", "\n\n"))
     _figures(s)
-    basis = text(DEFAULT_BASIS) if s["basis"] == DEFAULT_BASIS.en else s["basis"]
-    st.caption(as_text(text(BASIS, basis=basis)))
+    st.caption(as_text(text(BASIS, basis=basis_of(s["basis"]))))
     st.subheader(text(OVER_TIME))
     chosen = draw_brushed(timeline(result, lang()), key="timeline")
     if chosen is not None:

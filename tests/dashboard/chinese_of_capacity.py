@@ -215,7 +215,7 @@ SENTENCES: dict[Callable[..., object], tuple[Callable[[], object], object]] = {
     ),
     oom_point_words.memory_header: (
         lambda: oom_point_words.memory_header(oom_point(), "zh"),
-        ("users", "doubling", "paged", "paged，抢占"),
+        ("用户数", "doubling", "paged", "paged，抢占"),
     ),
     oom_point_words.memory_rows: (
         lambda: oom_point_words.memory_rows(oom_point(), "zh"),
