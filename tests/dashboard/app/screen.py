@@ -174,6 +174,17 @@ class Screen:
         self.page.locator(PLOT).first.wait_for()
         self.settled()
 
+    def upload(self, file: Path, told: str) -> None:
+        """Choose a file, again where its box was just drawn anew, until the page says what it is to say of it."""
+        for _ in range(4):
+            self.page.get_by_test_id("stFileUploaderDropzoneInput").set_input_files(file)
+            try:
+                self.expect(self.main()).to_contain_text(told, timeout=PATIENCE_MS // 4)
+            except AssertionError:
+                continue
+            return
+        raise AssertionError(f"{file.name} never came: {self.main().inner_text()}")
+
     def leave_out(self, *policies: str) -> None:
         """Of those that are compared."""
         for policy in policies:

@@ -121,8 +121,7 @@ def test_a_log_is_explained(screen: Screen, tmp_path: Path) -> None:
     file = tmp_path / "server.log"
     file.write_text(screen.page.get_by_role("textbox").first.input_value())
     screen.open("explain")
-    screen.page.locator("[data-testid=stFileUploaderDropzoneInput]").set_input_files(file)
-    screen.says("Fragmentation")
+    screen.upload(file, "Fragmentation")
     told = subprocess.run(command_line("explain", str(file), "--json"), capture_output=True, check=False)
     assert json.loads(screen.download("Explanation (JSON)")) == json.loads(told.stdout)
 
@@ -141,8 +140,7 @@ def test_a_hostile_log_is_read_and_never_run(screen: Screen, tmp_path: Path, con
     file.write_bytes(content)
     screen.page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     screen.open("explain")
-    screen.page.locator("[data-testid=stFileUploaderDropzoneInput]").set_input_files(file)
-    screen.says(told)
+    screen.upload(file, told)
     assert screen.page.get_by_test_id("stException").count() == 0
     assert screen.main().locator("img").count() == 0
     assert not WAS_HERE.exists()
