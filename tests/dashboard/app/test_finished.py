@@ -23,29 +23,13 @@ from streamlit.testing.v1 import AppTest
 
 from hbmtwin.dashboard.app import jobs
 
+from ...tiny_scenario import TINY
 from .report_by_hand import REPORT
 from .screen import PAGES, PLOT, Screen, Server, command_line, started
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-TINY = """
-[engine]
-max_model_len = 1024
-gpu_memory_utilization = 0.5
-[kv_cache]
-tensors = "merged"
-[workload]
-num_prompts = 10
-prompt_tokens = { distribution = "uniform", low = 10, high = 300 }
-output_tokens = 220
-system_prompt_tokens = 0
-[session]
-turns = 1
-[results]
-interval_s = 1e6
-"""
-"""1.8 GiB for KV: of doubling, 7 users of ten are too many."""
 GRID = ("kv_cache.preset=paged,doubling", "workload.users=5:8:1", "engine.max_model_len=512,1024")
 VERBS = {
     "sweep": ("--grid", *GRID, "--seeds", "2"),
