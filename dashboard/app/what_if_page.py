@@ -13,7 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from hbmtwin.api import CatalogError, Result, Scenario, ScenarioError
-from hbmtwin.dashboard.app import jobs, knobs
+from hbmtwin.dashboard.app import bands, jobs, knobs
 from hbmtwin.dashboard.app.breakdown_figure import breakdown_bar
 from hbmtwin.dashboard.app.language import as_text, basis_of, lang, text
 from hbmtwin.dashboard.app.settings_link import command, settings_of
@@ -136,6 +136,7 @@ def _result(result: Result) -> None:
         st.dataframe(percentiles(s), hide_index=True)
         if s["goodput"]:
             st.markdown(as_text(goodput_text(s["goodput"], lang())))
+    bands.show(result.scenario, s)
     notes = remarks({text(NAME): s}, lang())
     if notes:
         with st.expander(text(NOTES)):

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import streamlit as st
@@ -17,6 +18,7 @@ from hbmtwin.api import Scenario, fit
 from hbmtwin.cli import main
 from hbmtwin.dashboard.app import jobs
 from hbmtwin.dashboard.app.validate_page import read_report
+from hbmtwin.sim.capacity.assumptions import Assumption, applied, assumptions_of
 from hbmtwin.sim.capacity.plan_file import in_both_languages
 from hbmtwin.sim.capacity.plan_words import sentences
 from hbmtwin.sim.phrases import Lang
@@ -184,6 +186,26 @@ def test_a_bad_address_is_told_and_the_knobs_stay(setting: str, told: str) -> No
     assert not app.exception
     assert told in said(app)
     assert app.selectbox
+
+
+def test_how_far_the_times_may_be_off_is_the_run_at_the_ends_of_its_figures() -> None:
+    app = click(run_it(page("what_if_page", settings=SMALL)), "ask-bands")
+    assert not app.exception
+    told = app.dataframe[-1].value
+    scenario = Scenario.load(overrides=SMALL)
+    figures = {figure.words(): figure for figure in assumptions_of(scenario)}
+    row = told[told["figure"] == figures_word(figures, "kv_bandwidth_efficiency")].iloc[0]
+    with TemporaryDirectory() as folder:
+        end = {"kv_bandwidth_efficiency": float(row["at"])}
+        summary = api.run(applied(scenario, end, Path(folder))).summary
+    assert row["TPOT p99 (ms)"] == pytest.approx(1e3 * summary["tpot_s"]["p99"])
+    tpot = [*told["TPOT p99 (ms)"], 1e3 * api.run(scenario).summary["tpot_s"]["p99"]]
+    assert f"TPOT p99 from {min(tpot):.2f} to {max(tpot):.2f} ms" in said(app)
+    assert min(tpot) < max(tpot)
+
+
+def figures_word(figures: dict[str, Assumption], name: str) -> str:
+    return next(word for word, figure in figures.items() if figure.name == name)
 
 
 def test_why_a_run_failed_stands_until_the_settings_change() -> None:
