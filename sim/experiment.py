@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask, raise_signal, signal
-from threading import current_thread, main_thread
 from typing import Any, TypeVar
 
-from joblib import Parallel, cpu_count, delayed
-from joblib.externals.loky import get_reusable_executor
-from joblib.externals.loky.backend import resource_tracker as loky_tracker
+from joblib import Parallel, delayed
 
 from hbmtwin.sim.idle_settings import idle_reason
 from hbmtwin.sim.legality import effective_oom
+from hbmtwin.sim.processes import cores, end_workers, kill_workers, workers_deaf_to_ctrl_c
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin, run
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
@@ -93,13 +88,10 @@ def in_processes(
             outcomes.append(outcome)
             if finished is not None:
                 finished(place)
-        if processes > 1:  # left to the interpreter's end, an interrupt of that would print a traceback
-            get_reusable_executor(reuse=True).shutdown(wait=True)
-    except BaseException as error:  # an interrupt too: workers would finish their runs for nobody, then wait for ever
-        if coming is not None:
-            with suppress(type(error)):
-                coming.throw(error)  # joblib kills them; closed instead, it would warn of what was not run
-        get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+        if processes > 1:
+            end_workers()
+    except BaseException:  # an interrupt too: workers would finish their runs for nobody, then wait for ever
+        kill_workers(coming)
         raise
     return outcomes
 
@@ -131,32 +123,3 @@ def _value(scenario: Scenario, key: str) -> Any:
 def _alike(values: Sequence[Any]) -> bool:
     """Whether all are equal."""
     return all(value == values[0] for value in values)
-
-
-@contextmanager
-def workers_deaf_to_ctrl_c() -> Iterator[None]:
-    """Start workers that block SIGINT: a terminal sends it to them as well, and they would each print a traceback.
-
-    We kill them when it reaches us. A process inherits what its parent blocks, so for these 30 ms we block it too; one
-    that comes meanwhile, be it to another thread of ours, is raised at the end of them.
-    """
-    if current_thread() is not main_thread():  # no other thread may have handlers
-        yield
-        return
-    resource_tracker.ensure_running()  # a start of either inside would unblock SIGINT
-    loky_tracker.ensure_running()
-    came: list[int] = []
-    handler = signal(SIGINT, lambda number, frame: came.append(number))
-    mask = pthread_sigmask(SIG_BLOCK, {SIGINT})
-    try:
-        yield
-    finally:
-        pthread_sigmask(SIG_SETMASK, mask)  # one that waited comes now
-        signal(SIGINT, handler)
-        if came:
-            raise_signal(SIGINT)
-
-
-def cores(jobs: int) -> int:
-    """How many processes *jobs* asks for: -1 is one a core."""
-    return int(cpu_count()) if jobs < 0 else max(1, jobs)

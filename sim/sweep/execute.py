@@ -20,7 +20,7 @@ from typing import Literal
 
 from joblib import delayed
 
-from hbmtwin.sim.experiment import cores
+from hbmtwin.sim.processes import cores
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.sweep.ray_cluster import on_a_cluster
 from hbmtwin.sim.sweep.run_row import OTHER_RELEASE, PROCESS_DIED, Row, died_row, elsewhere_row, run_row

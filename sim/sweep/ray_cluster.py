@@ -22,8 +22,9 @@ from typing import Any
 
 from joblib import Parallel, parallel_config, register_parallel_backend
 
+from hbmtwin.sim.processes import give_up
 from hbmtwin.sim.sweep.run_row import Row
-from hbmtwin.sim.sweep.workers import Call, Pool, PoolBroke, WorkersLost, at_the_end, first_line, stop
+from hbmtwin.sim.sweep.workers import Call, Pool, PoolBroke, WorkersLost, at_the_end, first_line
 
 BACKEND = "hbmtwin-ray"
 ANSWERS_S = 10.0
@@ -104,4 +105,5 @@ def _from_actors(calls: Iterator[Call], processes: int, lost: type[Exception]) -
     except (lost, ValueError) as error:  # Ray's word for a node that has just gone
         raise PoolBroke(first_line(error)) from None
     finally:
-        stop(coming, ended)
+        if not ended:
+            give_up(coming)

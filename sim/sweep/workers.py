@@ -7,13 +7,12 @@ was: it raises PoolBroke, and whoever gave it the calls knows which rows did not
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 from joblib import Parallel
-from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
-from hbmtwin.sim.experiment import workers_deaf_to_ctrl_c
+from hbmtwin.sim.processes import end_workers, kill_workers, workers_deaf_to_ctrl_c
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.sweep.run_row import Row
 
@@ -68,19 +67,10 @@ def in_processes(calls: Iterator[Call], processes: int) -> Generator[Row, None, 
     except BrokenProcessPool as error:
         raise PoolBroke(first_line(error)) from None
     finally:
-        if processes > 1:
-            stop(coming, ended)
-            if ended:
-                at_the_end(lambda: get_reusable_executor(reuse=True).shutdown(wait=True))
-            else:
-                get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
-
-
-def stop(coming: Generator[Row, None, None] | None, ended: bool) -> None:
-    """Let joblib give up what is under way; a generator that is closed instead warns of what was not run."""
-    if coming is not None and not ended:
-        with suppress(BaseException):
-            coming.throw(KeyboardInterrupt)
+        if processes > 1 and ended:
+            at_the_end(end_workers)
+        elif processes > 1:
+            kill_workers(coming)
 
 
 def first_line(error: BaseException) -> str:

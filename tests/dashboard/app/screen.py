@@ -148,9 +148,10 @@ class Screen:
         self.settled(PAGES[place].titles[lang == "zh"])
 
     def settled(self, title: str = "") -> None:
-        """Wait until that page's title is there and the script stands still."""
+        """Wait until that page's title is there, the script stands still, and all that it made has been drawn."""
         self.expect(self.page.locator("h1").first).to_have_text(title or re.compile("."))
         self.page.locator(IDLE).wait_for()
+        self.expect(self.page.get_by_test_id("stSkeleton")).to_have_count(0)  # parts whose code is still on its way
 
     def go(self, place: str, lang: str = "en") -> None:
         """Take the link in the sidebar."""
