@@ -144,7 +144,7 @@ class _Rows:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ends.close()
+        self._ends.__exit__(kind, error, trace)
         if kind is not None and self._open is not None and (count := len(self._open.finished())):
             print(
                 f"note: {count:,} runs are stored in {self._out}; the same command goes on from there", file=sys.stderr

@@ -8,7 +8,7 @@
     DIR/runs/.lock                          held by the one process that adds rows; the system lets go of it
 
 A row is written once. What is half-written has another name and is removed; a file that holds no row of its name is
-told and left out, and the run runs again.
+told and left out, and the run runs again. Whoever fails before the first row leaves no directory that was not there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import ENOSPC
 from pathlib import Path
 from types import TracebackType
@@ -51,6 +51,8 @@ class RunStore:
         self.folder = directory / FOLDER
         self.remarks: tuple[str, ...] = ()
         """What lies among the runs and is none, in words."""
+        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        """Directories that come to be with this, the innermost first."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.folder / LOCK)
@@ -86,7 +88,18 @@ class RunStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._leave_no_empty_one()
         self.close()
+
+    def _leave_no_empty_one(self) -> None:
+        """Remove what was made here, if no row landed and nobody put anything beside; we still hold the lock."""
+        with suppress(OSError):
+            if self._made and self._lock is not None and {p.name for p in self.folder.iterdir()} <= {MARK, LOCK}:
+                (self.folder / MARK).unlink()
+                (self.folder / LOCK).unlink()
+                for path in self._made:
+                    path.rmdir()  # fails for one that is not empty, and so for those around it
 
     def _read(self) -> dict[str, Row]:
         rows: dict[str, Row] = {}

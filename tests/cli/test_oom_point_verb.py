@@ -184,8 +184,12 @@ def test_an_interrupt_ends_with_130_leaves_no_process_and_loses_no_run(tiny: Pat
         running.kill()
     assert running.returncode == 130, err.decode()
     landed = len(list(rows.glob("*.parquet")))
-    assert f"{landed} runs are stored in points; the same command goes on from there" in err.decode()
-    assert err.decode().endswith("interrupted\n")
+    told = [  # one may have landed that the interrupt kept from being counted
+        f"note: {count} runs are stored in points; the same command goes on from there" for count in (landed, landed - 1)
+    ]
+    *_, note, last = err.decode().splitlines()
+    assert note in told
+    assert last == "interrupted"
     assert b"Traceback" not in err
     assert not [path for path in rows.iterdir() if path.name.endswith(".partial")]
     assert not (tmp_path / "points" / "report.html").exists()

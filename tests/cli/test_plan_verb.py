@@ -107,10 +107,13 @@ def test_the_same_in_chinese(shell: Shell, scenario: Path) -> None:
         (("--set", "workload.user=3"), "did you mean 'workload.users'"),
     ],
 )
-def test_what_makes_no_sense(shell: Shell, scenario: Path, arguments: tuple[str, ...], told: str) -> None:
-    code, out, err = shell("plan", scenario, *arguments)
+def test_what_makes_no_sense(
+    shell: Shell, scenario: Path, tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    code, out, err = shell("plan", scenario, *arguments, "--out", "out")
     assert (code, out) == (2, "")
     assert told in err
+    assert not (tmp_path / "out").exists()
     assert "Traceback" not in err
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -76,6 +77,30 @@ def test_one_that_was_killed_while_it_was_made_is_ours(tmp_path: Path) -> None:
     with RunStore(tmp_path):
         pass
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {".lock", "hbmtwin.json"}
+
+
+def test_who_fails_before_the_first_row_leaves_no_directory_that_was_not_there(row: Row, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def fails(out: Path, *, first: Row | None = None, beside: str | None = None) -> list[str]:
+        with suppress(ZeroDivisionError), RunStore(out) as store:
+            if first is not None:
+                store.add(first)
+            if beside is not None:
+                (out / "runs" / beside).touch()
+            raise ZeroDivisionError
+        return sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+
+    assert fails(place / "a" / "b") == []
+    (place / "a").mkdir()
+    assert fails(place / "a") == ["a"]
+    assert fails(place / "a", beside="mine") == [
+        *("a", "a/runs", "a/runs/.lock", "a/runs/hbmtwin.json", "a/runs/mine"),
+    ]
+    there = fails(place / "b", first=row)
+    assert f"b/runs/{row['key']}.parquet" in there
+    assert fails(place / "b") == there
 
 
 def test_another_form_is_refused(tmp_path: Path) -> None:

@@ -183,11 +183,12 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(
     assert not list((tmp_path / "out").rglob("*.partial"))
 
 
-def test_a_missing_ray_says_what_to_install(sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_says_what_to_install(sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     answer = sweep(*GRID, "--executor", "ray", "--out", "out")
     assert answer.code == 1
     assert answer.err.splitlines()[-1] == "error: Ray is not installed here; run pip install ray"
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_ray_cluster_that_is_not_there_is_told_at_once(sweep, monkeypatch: pytest.MonkeyPatch) -> None:
