@@ -185,7 +185,8 @@ def test_an_interrupt_ends_with_130_leaves_no_process_and_loses_no_run(tiny: Pat
     assert running.returncode == 130, err.decode()
     landed = len(list(rows.glob("*.parquet")))
     told = [  # one may have landed that the interrupt kept from being counted
-        f"note: {count} runs are stored in points; the same command goes on from there" for count in (landed, landed - 1)
+        f"note: {count} runs are stored in points; the same command goes on from there"
+        for count in (landed, landed - 1)
     ]
     *_, note, last = err.decode().splitlines()
     assert note in told
