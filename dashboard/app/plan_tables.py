@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from hbmtwin.dashboard.app.language import lang, text
-from hbmtwin.dashboard.app.validation_tables import figure_text
-from hbmtwin.dashboard.verdict import MISSING, bytes_text
+from hbmtwin.dashboard.figure_text import figure_text
+from hbmtwin.dashboard.verdict import MISSING
 from hbmtwin.sim.capacity.assumptions import WORDS
 from hbmtwin.sim.capacity.plan_phrases import NO_VALUE, change_name
 from hbmtwin.sim.phrases import Phrase
@@ -48,17 +48,13 @@ def figures_table(figures: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     rows = [
         (
             text(WORDS[one["name"]]) if one["name"] in WORDS else one["name"],
-            *(_figure(one["name"], one[end]) for end in ("low", "value", "high")),
+            *(figure_text(one["name"], one[end]) for end in ("low", "value", "high")),
             _value(one["answer_at_low"]),
             _value(one["answer_at_high"]),
         )
         for one in figures
     ]
     return pd.DataFrame(rows, columns=[text(title) for title in (FIGURE, LOW, VALUE, HIGH, AT_LOW, AT_HIGH)])
-
-
-def _figure(name: str, value: float) -> str:
-    return bytes_text(int(value)) if name.endswith("_bytes") else figure_text(name, value)
 
 
 def _value(value: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from hbmtwin.dashboard.app.language import text
+from hbmtwin.dashboard.figure_text import figure_text
 from hbmtwin.dashboard.run_replay_page import LABELS
 from hbmtwin.dashboard.verdict import bytes_text
 from hbmtwin.kernels.profile import Coefficient
@@ -113,20 +114,6 @@ def validity_table(validity: Mapping[str, tuple[float, float]]) -> pd.DataFrame:
             text(HIGH): [f"{high:,.10g}" for _, high in validity.values()],
         }
     )
-
-
-def figure_text(name: str, value: float) -> str:
-    """``22.2 GB/s``, ``63.8 µs``, ``49.0 %``: by what its name says of its unit."""
-    key = name.partition(".")[0]
-    if key.endswith("bytes_per_s"):
-        return f"{value / 1e9:,.4g} GB/s"
-    if key.endswith("flops_per_s"):
-        return f"{value / 1e12:,.4g} TFLOP/s"
-    if key.endswith("_ns"):
-        return f"{value / 1e3:,.4g} µs"
-    if key.endswith(("_efficiency", "_overlap")):
-        return f"{100 * value:.1f} %"
-    return f"{value:,.10g}"
 
 
 def _meaning(name: str) -> str:
