@@ -18,6 +18,8 @@ from hbmtwin.sim.phrases import Lang, Phrase, Said
 
 SHOWN_FIGURES = 8
 """Figures of the table of assumptions; the JSON has all."""
+NOTHING = "–"
+"""In a cell of something that there is not."""
 WORDS = (said.POLICY, said.ANSWER_COLUMNS[2], said.ANSWER_COLUMNS[4], said.CHANGE_COLUMNS[0], said.FIGURE_COLUMNS[0])
 """Columns of words, which stand on the left; numbers stand on the right."""
 
@@ -64,16 +66,28 @@ class PlanScreen:
         title = self._told(said.ANSWERS, target=first.target.name, survive=100 * first.survive)
         table = self._table(title, (said.POLICY, *said.ANSWER_COLUMNS))
         for name, plan in plans.items():
-            most = None if plan.leaning is None else plan.leaning.most
             table.add_row(
                 name,
                 self._value(plan.answer),
                 self._value(plan.first_failing),
-                "" if plan.binding is None else known(said.CONSTRAINTS, plan.binding.constraint, self._lang),
-                "" if plan.peak is None else f"{plan.peak.kv_left_bytes / 2**30:.2f}",
-                "" if most is None else most.assumption.name,
+                self._binding(plan),
+                NOTHING if plan.peak is None else f"{plan.peak.kv_left_bytes / 2**30:.2f}",
+                self._most(plan),
             )
         return table
+
+    def _binding(self, plan: CapacityPlan) -> str:
+        """What binds; it is told apart whether nothing failed, or nobody asked."""
+        if plan.binding is not None:
+            return known(said.CONSTRAINTS, plan.binding.constraint, self._lang)
+        return NOTHING if plan.first_failing is None else self._told(said.NOT_ASKED)
+
+    def _most(self, plan: CapacityPlan) -> str:
+        """The figure on which it leans most."""
+        if plan.leaning is None:
+            between = plan.answer is not None and plan.first_failing is not None
+            return self._told(said.NOT_ASKED) if between else NOTHING
+        return NOTHING if plan.leaning.most is None else plan.leaning.most.assumption.name
 
     def _facts(self, plan: CapacityPlan) -> Table:
         table = Table(box=None, show_header=False, padding=(0, 1))

@@ -270,6 +270,7 @@ ANSWER_COLUMNS = (
     Phrase("KV left (GiB)", "KV 剩余 (GiB)"),
     Phrase("leans most on", "最敏感的假设"),
 )
+NOT_ASKED = Phrase("not asked", "未求")
 SINGLE_CHANGES = Phrase("single changes, run at {value}", "单项改动，在 {value}时运行")
 CHANGE_COLUMNS = Phrase("change", "改动"), Phrase("held", "满足"), Phrase("carries to", "可到")
 HELD_OF = Phrase("{held} of {trials}", "{held} / {trials}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from hbmtwin.cli.plan_screen import PlanScreen
 from hbmtwin.sim.capacity.capacity_plan import CapacityPlan
-from hbmtwin.sim.phrases import Lang
+from hbmtwin.sim.capacity.leaning import Leaning
+from hbmtwin.sim.phrases import LANGUAGES, Lang
 
 from ..sim.capacity.plans_by_hand import PLAN, PLANS
 
@@ -49,3 +51,27 @@ def test_several_plans_have_a_table_of_answers() -> None:
     ]
     assert re.findall(r"[^\s│]+", first) == ["first", "96", "100", "增长缓冲区的旧副本", "0.05", "non_torch_bytes"]
     assert re.findall(r"[^\s│]+", second)[:3] == ["second", "无解", "100"]
+
+
+def test_the_table_of_answers_tells_what_was_not_asked_from_what_there_is_not() -> None:
+    still = replace(PLAN, leaning=Leaning(answer=96, leans=(), still=(), worst=96, draws=4))
+    quick = replace(PLAN, binding=None, changes=None, leaning=None)
+    plans = {
+        "asked": PLAN,
+        "quick": quick,
+        "still": still,
+        "unbounded": replace(quick, first_failing=None),
+        "nothing": replace(quick, answer=None, peak=None),
+    }
+    cells = {}
+    for lang in LANGUAGES:
+        rows = [line.strip("│").split("│") for line in shown(plans, lang).splitlines() if line.startswith("│")]
+        cells[lang] = {name.strip(): [cell.strip() for cell in row] for name, *row in rows if len(row) == 5}
+    assert cells["en"] == {
+        "asked": ["96", "100", "growth copies", "0.05", "non_torch_bytes"],
+        "quick": ["96", "100", "not asked", "0.05", "not asked"],
+        "still": ["96", "100", "growth copies", "0.05", "–"],
+        "unbounded": ["96", "none", "–", "0.05", "–"],
+        "nothing": ["none", "100", "not asked", "–", "–"],
+    }
+    assert cells["zh"]["quick"] == ["96", "100", "未求", "0.05", "未求"]
