@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,13 +16,15 @@ import pytest
 from hbmtwin.sim import experiment
 from hbmtwin.sim.scenario import Scenario
 
+from ..patience import PATIENCE_S, alive, until, worked_s
+
 CURES = ("run", "--what-would-hold", "--set", "kv_cache.preset=doubling")
 """It dies of what comes first, and its alternatives run on."""
 
 
 @contextmanager
 def running(verb: Sequence[str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run of a day's traffic, in a session of its own, three seconds after its start, and with its workers."""
+    """A run of a day's traffic, in a session of its own: under way, or its workers are."""
     trace = tmp_path / "trace" / "endless.csv"
     trace.parent.mkdir()
     first = "0,3000,200\n" * (60 if verb is CURES else 0)
@@ -38,53 +39,42 @@ def running(verb: Sequence[str], tmp_path: Path) -> Iterator[subprocess.Popen[by
         start_new_session=True,
     )
     try:
-        time.sleep(3)
-        for _ in range(100 if verb != ("run",) else 0):
-            if len(alive(server.pid)) > 1:
-                time.sleep(0.5)
-                break
-            time.sleep(0.2)
+        assert until(lambda: server.poll() is not None or under_way(server.pid, verb)), alive(server.pid)
         assert server.poll() is None, "the run ended before it could be interrupted"
         yield server
     finally:
         server.kill()
 
 
-def alive(session: int) -> list[str]:
-    """Processes of a session that have not ended, by their command lines."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(its_session) == session and state not in "ZX":
-                found.append(stat.with_name("cmdline").read_text().replace("\0", " "))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
+def under_way(session: int, verb: Sequence[str]) -> bool:
+    """Modules take a second of a core; a worker is started when they are there, and takes as long for its own."""
+    workers = [pid for pid, command in alive(session).items() if "popen_loky" in command]
+    return worked_s(session) > 2.5 if verb == ("run",) else len(workers) > 1 and any(worked_s(w) > 0.5 for w in workers)
 
 
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
+
+
+@needs_proc
 @pytest.mark.parametrize("verb", [("run",), ("compare",), CURES], ids=("run", "compare", "what-would-hold"))
 def test_ctrl_c_leaves_nothing_behind(verb: Sequence[str], tmp_path: Path) -> None:
     with running(verb, tmp_path) as server:
         os.killpg(server.pid, signal.SIGINT)  # a terminal interrupts workers as well
-        out, err = server.communicate(timeout=30)
+        out, err = server.communicate(timeout=PATIENCE_S)
     assert server.returncode == 130
     assert (out, err) == (b"", b"interrupted\n")
     assert list((tmp_path / "work").iterdir()) == []
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
+@needs_proc
 @pytest.mark.parametrize("verb", [("run",), ("compare",), CURES], ids=("run", "compare", "what-would-hold"))
 def test_sigterm_leaves_nothing_behind_and_no_process(verb: Sequence[str], tmp_path: Path) -> None:
     with running(verb, tmp_path) as server:
         assert len(alive(server.pid)) >= (1 if verb == ("run",) else 2)
         server.terminate()  # this process only, as a service manager or `timeout` does
-        out, err = server.communicate(timeout=30)
-        for _ in range(50):
-            if not alive(server.pid):
-                break
-            time.sleep(0.1)
-        assert alive(server.pid) == []
+        out, err = server.communicate(timeout=PATIENCE_S)
+        until(lambda: not alive(server.pid))
+        assert alive(server.pid) == {}
     assert server.returncode == 143
     assert (out, err) == (b"", b"")
     assert list((tmp_path / "work").iterdir()) == []
@@ -103,6 +93,7 @@ def test_ctrl_c_while_modules_are_imported(module: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        bufsize=0,  # what is read ahead here would be missing there, where the rest is read
     )
     assert server.stderr is not None
     try:
@@ -110,7 +101,7 @@ def test_ctrl_c_while_modules_are_imported(module: str, tmp_path: Path) -> None:
             if line.rpartition(b"|")[2].strip() == module.encode():
                 break
         server.send_signal(signal.SIGINT)
-        out, err = server.communicate(timeout=30)
+        out, err = server.communicate(timeout=PATIENCE_S)
     finally:
         server.kill()
     told = [line for line in err.splitlines() if not line.startswith(b"import time:")]
@@ -141,9 +132,26 @@ def test_typer_and_the_metadata_of_the_package_are_not_imported_before_somebody_
 # -- the moments at which workers start and end ----------------------------------------------------------------------
 
 
-def test_ctrl_c_while_workers_start_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt_another_thread() -> None:
+    """The system hands a signal to a thread that does not block it, if there is one; it has taken it when we go on."""
+
+    def interrupted() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # it has begun as deaf as we are
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    other = threading.Thread(target=interrupted)
+    other.start()
+    other.join()
+
+
+def interrupt_this_thread() -> None:
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("interrupt", [interrupt_this_thread, interrupt_another_thread])
+def test_ctrl_c_while_workers_start_is_not_lost(interrupt: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(**_: object) -> object:
-        os.kill(os.getpid(), signal.SIGINT)
+        interrupt()
         reached.append("the rest of the start")
         return lambda calls: iter(calls)
 
