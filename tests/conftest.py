@@ -9,8 +9,6 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "ci", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("here"), derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "here")

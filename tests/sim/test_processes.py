@@ -14,6 +14,8 @@ from joblib.externals.loky import get_reusable_executor
 
 from hbmtwin.sim.processes import kill_workers
 
+from ..patience import PATIENCE_S, until
+
 
 def started() -> tuple[Generator[None, None, None], list[int]]:
     """Two workers with more to do than they will: what joblib yields, and who they are."""
@@ -25,11 +27,7 @@ def started() -> tuple[Generator[None, None, None], list[int]]:
 
 
 def gone(pid: int) -> bool:
-    for _ in range(100):
-        if not Path(f"/proc/{pid}").exists():
-            return True
-        time.sleep(0.05)
-    return False
+    return until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.fixture
@@ -71,7 +69,8 @@ def test_a_call_that_was_about_to_be_sent_is_not_mentioned(
     kill_workers(coming)
     assert all(gone(pid) for pid in workers)
     assert told == []
-    get_reusable_executor(max_workers=1).submit(time.sleep, 0.0).result(timeout=60)  # there are others afterwards
+    others = get_reusable_executor(max_workers=1)
+    others.submit(time.sleep, 0.0).result(timeout=PATIENCE_S)
     monkeypatch.undo()
     get_reusable_executor(reuse=True).shutdown(wait=True)
 

@@ -224,9 +224,9 @@ def test_names_that_stay_in_16_bit(tmp_path: Path, ignored: str, matrix: str, la
 def test_a_long_list_of_names_takes_no_long_time(tmp_path: Path) -> None:
     names = [f"model.layers.{i}.{part}" for i in range(32) for part in ("input_layernorm", "mlp.gate", "self_attn.x")]
     stars = [f"re:.*a{'b' * i}.*" for i in range(40)]
-    start = time.perf_counter()
+    start = time.process_time()
     weight_bytes(read(tmp_path, compressed(W8A8_GROUP, ignore=names + stars)))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 # -- by name ---------------------------------------------------------------------------------------------------------

@@ -168,7 +168,8 @@ def test_who_stops_asking_leaves_no_process(tiny: Path) -> None:
     before = _children()
     assert before
     coming.close()
-    assert not [pid for pid in before if "loky" in _children().get(pid, "") and "tracker" not in _children()[pid]]
+    left = _children()
+    assert not [pid for pid in before if "loky" in left.get(pid, "") and "tracker" not in left[pid]]
 
 
 def _children() -> dict[int, str]:

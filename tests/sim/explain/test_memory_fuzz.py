@@ -72,9 +72,9 @@ def test_time_grows_with_the_text_and_no_faster(piece: str) -> None:
         text = (piece * (characters // len(piece) + 1))[:characters]
         best = float("inf")
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             judged(text)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
     assert seconds(400_000) < 10 * seconds(100_000) + 0.05
