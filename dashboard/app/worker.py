@@ -80,12 +80,17 @@ def main() -> int:
 
 def do(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """Do one job; return what is told of it beside its results. Raise what the simulator raises."""
-    asked = Scenario.load(overrides=job.get("settings", ())).workload.num_prompts
+    check_requests(Scenario.load(overrides=job.get("settings", ())))
+    return VERBS[job["verb"]](job, tell)
+
+
+def check_requests(scenario: Scenario) -> None:
+    """Raise ScenarioError for more requests than a job may draw."""
+    asked = scenario.workload.num_prompts
     if asked is not None and asked > MOST_REQUESTS:
         raise api.ScenarioError(
             f"workload.num_prompts: {asked:,} is more than the {MOST_REQUESTS:,} of a run here; ask for fewer"
         )
-    return VERBS[job["verb"]](job, tell)
 
 
 def run(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
