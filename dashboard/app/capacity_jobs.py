@@ -10,11 +10,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from hbmtwin.api import PRESETS
+from hbmtwin.api import PRESETS, CatalogError, DoesNotFit, ScenarioError, UnknownPolicy, WorkloadError
 from hbmtwin.dashboard.app import finished, jobs
 from hbmtwin.dashboard.app.finished import Finished
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, text
 from hbmtwin.dashboard.app.settings_link import command
+from hbmtwin.dashboard.app.wrong import show_wrong
 from hbmtwin.sim.phrases import Phrase
 
 SHOWN = Phrase("Shown", "显示")
@@ -28,11 +29,24 @@ DAMAGED = Phrase(
 )
 AMISS = (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration)
 """What a file raises that says other things, or things of another kind, than a sweep, OOM point or plan does."""
+CHECKED = 64
+"""Questions of one kind whose check is remembered, of all sessions together."""
 START = Phrase("Start", "开始")
 NEW = Phrase("Start a new one with the settings on the left", "用左侧设置新建")
 COMMAND = Phrase("The same as a command line", "等价的命令行")
 POLICIES = Phrase("KV policies", "KV 策略")
 RUNS = Phrase("{runs:,} runs so far", "已完成 {runs:,} 次运行")
+
+
+def refused(check: Callable[[], object]) -> bool:
+    """Whether *check* refuses what is asked, as the command line would before its first run; why is drawn."""
+    try:
+        check()
+    except (ScenarioError, CatalogError, WorkloadError, DoesNotFit, UnknownPolicy) as error:
+        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        show_wrong(f"{where}{error}" if where else error)
+        return True
+    return False
 
 
 def choose_policies(default: list[str], key: str) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import streamlit as st
 
-from hbmtwin.api import ScenarioError, parse_load
+from hbmtwin.api import Scenario, parse_load
 from hbmtwin.dashboard.app import finished
 from hbmtwin.dashboard.app.capacity_jobs import (
+    CHECKED,
     NEW,
     choose_policies,
+    refused,
     show_command,
     show_finished,
     show_table,
@@ -19,7 +21,9 @@ from hbmtwin.dashboard.app.finished import Finished
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.oom_curves_figure import memory_curves, share_curves
 from hbmtwin.dashboard.app.theme import draw
-from hbmtwin.dashboard.app.wrong import show_wrong
+from hbmtwin.dashboard.app.worker import check_requests
+from hbmtwin.sim.capacity.oom_point import check_oom_point
+from hbmtwin.sim.capacity.oom_point_loads import Load
 from hbmtwin.sim.phrases import Phrase
 
 LOAD = Phrase(
@@ -63,18 +67,28 @@ def _new(settings: list[str], usable: bool) -> None:
     load = st.text_input(text(LOAD), "", placeholder="users=8:64:8", help=text(LOAD_HELP), key="load", **IN_ADDRESS)
     seeds = st.number_input(text(SEEDS), 1, 100, 5, key="oom-seeds", **IN_ADDRESS)
     memory = st.checkbox(text(SMALLEST), key="memory", **IN_ADDRESS)
-    try:
-        if load:
-            parse_load(load)
-    except (ScenarioError, ValueError) as error:
-        show_wrong(error)
-        return
+    right = not refused(lambda: _read(load)) and usable and bool(chosen)
+    if right:
+        right = not refused(lambda: _check(tuple(chosen), load, seeds, tuple(settings)))
     job = {"verb": "oom_point", "settings": settings, "policies": chosen, "load": load, "seeds": seeds}
-    start("oom-point", {**job, "memory": memory}, usable and bool(chosen), so_far)
-    if usable:
+    start("oom-point", {**job, "memory": memory}, right, so_far)
+    if right:
         more = ["--policies", ",".join(chosen), "--seeds", str(seeds)]
         more += ["--load", load] * bool(load) + ["--memory"] * memory
         show_command("oom-point", settings, *more)
+
+
+@st.cache_data(show_spinner=False, max_entries=CHECKED)
+def _check(policies: tuple[str, ...], load: str, seeds: int, settings: tuple[str, ...]) -> None:
+    """Raise what the study would raise before its first run."""
+    grown = _read(load)
+    most = [f"workload.{grown.word}={grown.values[-1]}"] if grown is not None and grown.word == "num_prompts" else []
+    check_requests(Scenario.load(overrides=[*settings, *most]))
+    check_oom_point(None, policies=policies, load=grown, seeds=seeds, overrides=settings)
+
+
+def _read(load: str) -> Load | None:
+    return parse_load(load) if load else None
 
 
 def _finished(one: Finished) -> None:

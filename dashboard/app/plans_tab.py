@@ -7,15 +7,25 @@ from typing import Any
 
 import streamlit as st
 
-from hbmtwin.api import ScenarioError, question_of
+from hbmtwin.api import PlanQuestion, Scenario, question_of
 from hbmtwin.dashboard.app import finished
-from hbmtwin.dashboard.app.capacity_jobs import NEW, choose_policies, show_command, show_finished, so_far, start
+from hbmtwin.dashboard.app.capacity_jobs import (
+    CHECKED,
+    NEW,
+    choose_policies,
+    refused,
+    show_command,
+    show_finished,
+    so_far,
+    start,
+)
 from hbmtwin.dashboard.app.finished import Finished
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.plan_figure import held_by_value
 from hbmtwin.dashboard.app.plan_tables import changes_table, figures_table
 from hbmtwin.dashboard.app.theme import draw
-from hbmtwin.dashboard.app.wrong import show_wrong
+from hbmtwin.dashboard.app.worker import check_requests
+from hbmtwin.sim.capacity.plan import check_each
 from hbmtwin.sim.phrases import Phrase
 
 TARGET = Phrase("What is planned", "规划目标")
@@ -69,25 +79,35 @@ def _new(settings: list[str], usable: bool) -> None:
     survive = st.slider(text(SURVIVE), 0.5, 0.99, 0.9, 0.01, key="survive", **IN_ADDRESS)
     quick = st.checkbox(text(QUICK), value=True, key="quick", **IN_ADDRESS)
     job = {"settings": settings, "policies": chosen, "target": target, "slo": slo, "survive": survive}
-    try:
-        question_of(
-            target,
-            slo=slo or None,
-            survive=survive,
-            confidence=0.95,
-            margin="1%",
-            max_preemptions=None,
-            seeds=None,
-            explain=not quick,
-        )
-    except ScenarioError as error:
-        show_wrong(error)
-        return
-    start("plan", {"verb": "plan", **job, "quick": quick}, usable and bool(chosen), so_far)
-    if usable:
+    right = not refused(lambda: _question(target, slo, survive)) and usable and bool(chosen)
+    if right:
+        right = not refused(lambda: _check(tuple(chosen), target, slo, survive, tuple(settings)))
+    start("plan", {"verb": "plan", **job, "quick": quick}, right, so_far)
+    if right:
         more = ["--target", target, "--policies", ",".join(chosen), "--survive", f"{survive:g}"]
         more += ["--slo", slo] * bool(slo) + ["--quick"] * quick
         show_command("plan", settings, *more)
+
+
+@st.cache_data(show_spinner=False, max_entries=CHECKED)
+def _check(policies: tuple[str, ...], target: str, slo: str, survive: float, settings: tuple[str, ...]) -> None:
+    """Raise what the plan would raise before its first run."""
+    check_requests(Scenario.load(overrides=settings))
+    scenarios = {name: Scenario.load(overrides=settings, preset=name) for name in policies}
+    check_each(scenarios, _question(target, slo, survive))
+
+
+def _question(target: str, slo: str, survive: float) -> PlanQuestion:
+    return question_of(
+        target,
+        slo=slo or None,
+        survive=survive,
+        confidence=0.95,
+        margin="1%",
+        max_preemptions=None,
+        seeds=None,
+        explain=False,
+    )
 
 
 def _finished(one: Finished) -> None:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import streamlit as st
 
-from hbmtwin.api import ScenarioError
+from hbmtwin.api import Scenario
 from hbmtwin.dashboard.app import finished
-from hbmtwin.dashboard.app.capacity_jobs import NEW, show_command, show_finished, show_table, start
+from hbmtwin.dashboard.app.capacity_jobs import (
+    CHECKED,
+    NEW,
+    refused,
+    show_command,
+    show_finished,
+    show_table,
+    start,
+)
 from hbmtwin.dashboard.app.finished import Finished
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.theme import draw
-from hbmtwin.dashboard.app.wrong import show_wrong
+from hbmtwin.dashboard.app.worker import check_requests
 from hbmtwin.dashboard.sweep_figures import MOST_FACETS, axes_of, curves, heat_maps, pareto_figure
 from hbmtwin.dashboard.sweep_words import headline, short_key, summary_rows
 from hbmtwin.sim.phrases import Phrase
 from hbmtwin.sim.sweep.grid import parse_grid
 from hbmtwin.sim.sweep.points import point_summaries
+from hbmtwin.sim.sweep.sweep import points_of
 
 GRID = Phrase("What is varied: every combination of these values", "扫描的参数：取各参数值的全部组合")
 GRID_HELP = Phrase(
@@ -61,20 +70,29 @@ def show(settings: list[str], usable: bool) -> None:
 def _new(settings: list[str], usable: bool) -> None:
     words = st.text_input(text(GRID), GRID_EXAMPLE, help=text(GRID_HELP), key="grid", **IN_ADDRESS).split()
     seeds = st.number_input(text(SEEDS), 1, 100, 3, key="sweep-seeds", **IN_ADDRESS)
-    try:
-        points = len(parse_grid(words, settings if usable else ()))
-    except (ScenarioError, ValueError) as error:
-        show_wrong(error)
-        return
-    runs = points * seeds
-    if runs > MOST_RUNS:
-        st.error(text(TOO_MANY, runs=runs, most=MOST_RUNS))
-    else:
-        st.caption(text(SO_MANY, points=points, seeds=seeds, runs=runs))
+    right = not refused(lambda: parse_grid(words, settings if usable else ())) and usable
+    if right:
+        points = len(parse_grid(words, settings))
+        if (runs := points * seeds) > MOST_RUNS:
+            st.error(text(TOO_MANY, runs=runs, most=MOST_RUNS))
+            right = False
+        elif refused(lambda: _check(tuple(words), tuple(settings))):
+            right = False
+        else:
+            st.caption(text(SO_MANY, points=points, seeds=seeds, runs=runs))
     job = {"verb": "sweep", "settings": settings, "grid": words, "seeds": seeds}
-    start("sweep", job, usable and runs <= MOST_RUNS, lambda s: (s["runs"] / s["total"], text(PROGRESS, **s)))
-    if usable:
+    start("sweep", job, right, lambda s: (s["runs"] / s["total"], text(PROGRESS, **s)))
+    if right:
         show_command("sweep", settings, "--grid", *words, "--seeds", str(seeds))
+
+
+@st.cache_data(show_spinner=False, max_entries=CHECKED)
+def _check(words: tuple[str, ...], settings: tuple[str, ...]) -> None:
+    """Raise what the sweep would raise before its first run: 10 ms a combination, and once for the same question."""
+    grid = parse_grid(words, settings)
+    for value in (f"{axis.key}={value}" for axis in grid.axes for value in axis.values):
+        check_requests(Scenario.load(overrides=[*settings, value]))
+    points_of(None, grid, overrides=settings)
 
 
 def _finished(one: Finished) -> None:

@@ -95,19 +95,52 @@ def oom_point(
     number of jobs if need be. About log2(loads) + 7 runs for each policy, end and draw, and about
     15 for each smallest memory. Raise ScenarioError, CatalogError or WorkloadError before the first run.
     """
-    overrides = [*overrides, *([] if seed is None else [f"seed={seed}"])]
-    base = Scenario.load(path, overrides=overrides, preset=policies[0] if policies else None)
-    load = default_load(base) if load is None else load
-    check_load(base, load)
-    draws = draws_of(base, seeds)
-    own = {name: tuple(settings) for name, settings in (variants or {}).items()}
-    runs = Runs(path, overrides, base, load, draws, call, variants=own)
+    runs = _asked(path, policies, variants or {}, load, seeds, overrides, seed, call)
     ends, left_out = _legal(runs, policies)
     with workers_kept():
         critical = _critical_loads(runs, ends)
         smallest = smallest_memories(runs, ends) if memory else ()
-    varies = what_varies(base, draws)
-    return OomPoint(base, load, draws, varies, ends, left_out, critical, smallest, runs.labelled(), own)
+    return OomPoint(
+        scenario=runs.base,
+        load=runs.load,
+        draws=runs.draws,
+        varies=what_varies(runs.base, runs.draws),
+        ends=ends,
+        left_out=left_out,
+        critical=critical,
+        smallest=smallest,
+        runs=runs.labelled(),
+        variants={name: tuple(settings) for name, settings in runs.variants.items()},
+    )
+
+
+def check_oom_point(
+    path: Path | None,
+    *,
+    policies: Sequence[str] | None = None,
+    load: Load | None = None,
+    seeds: int = 10,
+    overrides: Sequence[str] = (),
+) -> None:
+    """Raise what :func:`oom_point` raises before its first run."""
+    _legal(_asked(path, policies, {}, load, seeds, overrides, None, run_each), policies)
+
+
+def _asked(
+    path: Path | None,
+    policies: Sequence[str] | None,
+    variants: Mapping[str, Sequence[str]],
+    load: Load | None,
+    seeds: int,
+    overrides: Sequence[str],
+    seed: int | None,
+    call: Callable[[Sequence[Scenario]], Iterable[Row]],
+) -> Runs:
+    overrides = [*overrides, *([] if seed is None else [f"seed={seed}"])]
+    base = Scenario.load(path, overrides=overrides, preset=policies[0] if policies else None)
+    load = default_load(base) if load is None else load
+    check_load(base, load)
+    return Runs(path, overrides, base, load, draws_of(base, seeds), call, variants=variants)
 
 
 def _legal(runs: Runs, policies: Sequence[str] | None) -> tuple[dict[str, tuple[End, ...]], dict[str, str]]:

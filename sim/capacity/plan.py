@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from hbmtwin.sim.budget.memory_budget import DoesNotFit
 from hbmtwin.sim.capacity.capacity_plan import CapacityPlan
 from hbmtwin.sim.capacity.capacity_runs import CapacityRuns
-from hbmtwin.sim.capacity.plan_capacity import PlanQuestion, plan_capacity
+from hbmtwin.sim.capacity.plan_capacity import PlanQuestion, asked, plan_capacity
 from hbmtwin.sim.capacity.promise import parse_margin, parse_slos
 from hbmtwin.sim.scenario import Scenario, ScenarioError
 from hbmtwin.sim.sweep.store import RunStore
@@ -109,3 +109,18 @@ def plan_each(
     if not plans and last is not None:
         raise last
     return plans
+
+
+def check_each(scenarios: Mapping[str, Scenario], question: PlanQuestion) -> None:
+    """Raise, before anything runs, what :func:`plan_each` raises of what is asked: of the last, where none can be."""
+    last: Exception | None = None
+    for scenario in scenarios.values():
+        source_of(scenario)
+        try:
+            asked(scenario, question, CapacityRuns())
+        except (ScenarioError, DoesNotFit) as error:
+            last = error
+        else:
+            return
+    if last is not None:
+        raise last

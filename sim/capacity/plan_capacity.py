@@ -110,24 +110,8 @@ def plan_capacity(
     Raise ScenarioError, CatalogError, WorkloadError; DoesNotFit where the server does not start at the easiest value;
     what :meth:`CapacityRuns.rows` raises.
     """
-    check_question(question)
-    target = target_of(scenario, question.target)
-    memory = device_of(scenario).memory_bytes
-    if question.margin.of(memory) >= memory:
-        raise ScenarioError(f"--margin {question.margin}: the device has {Size(memory)}; take less")
-    preempts = effective_oom(scenario) == "preempt"
-    most = question.max_preemptions
-    if most is None and preempts and not question.slos:
-        most = 0
-    promise = Promise(slos=question.slos, margin=question.margin, max_preemptions=most)
-    chance = has_chance(scenario)
-    rule = rule_of(question) if chance else replace(ONCE, survive=question.survive)
-    loads = Loads(scenario, target, promise, runs, chance=chance)
-    try:
-        ServerPlan(loads.at(0))
-    except DoesNotFit as error:
-        error.add_note(f"at the easiest value, {target.text(target.values[0])}")
-        raise
+    loads, rule = asked(scenario, question, runs)
+    target = loads.target
     before = runs.count
     found = _search(_of_the_kv_alone(loads) if target.name == "gpu_memory_utilization" else loads, rule)
     plan = CapacityPlan(
@@ -138,10 +122,10 @@ def plan_capacity(
         first_failing=None if found.no is None else target.values[found.no],
         survive=question.survive,
         confidence=question.confidence,
-        chance=chance,
+        chance=loads.chance,
         slos=tuple(map(str, question.slos)),
         margin=str(question.margin),
-        max_preemptions=most,
+        max_preemptions=loads.promise.max_preemptions,
         tried=_tried(target, found, question.confidence),
         runs=0,
         gave_up=found.gave_up,
@@ -173,6 +157,32 @@ def plan_capacity(
     if question.explain and found.yes is not None and found.no is not None:
         plan = replace(plan, leaning=leaning_of(loads, found.yes, rule, folder))
     return replace(plan, runs=runs.count - before)
+
+
+def asked(scenario: Scenario, question: PlanQuestion, runs: CapacityRuns) -> tuple[Loads, SequentialRule]:
+    """What is to be searched, and when it is decided at a value, before anything runs.
+
+    Raise what :func:`plan_capacity` raises then.
+    """
+    check_question(question)
+    target = target_of(scenario, question.target)
+    memory = device_of(scenario).memory_bytes
+    if question.margin.of(memory) >= memory:
+        raise ScenarioError(f"--margin {question.margin}: the device has {Size(memory)}; take less")
+    preempts = effective_oom(scenario) == "preempt"
+    most = question.max_preemptions
+    if most is None and preempts and not question.slos:
+        most = 0
+    promise = Promise(slos=question.slos, margin=question.margin, max_preemptions=most)
+    chance = has_chance(scenario)
+    rule = rule_of(question) if chance else replace(ONCE, survive=question.survive)
+    loads = Loads(scenario, target, promise, runs, chance=chance)
+    try:
+        ServerPlan(loads.at(0))
+    except DoesNotFit as error:
+        error.add_note(f"at the easiest value, {target.text(target.values[0])}")
+        raise
+    return loads, rule
 
 
 def has_chance(scenario: Scenario) -> bool:

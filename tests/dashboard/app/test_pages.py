@@ -317,21 +317,66 @@ def test_a_small_sweep_is_the_sweep_of_the_command_line() -> None:
         ("kv_cache.presett=paged", "did you mean"),
         ("workload.users=1:5000:1", "10,000 runs: here at most 500"),
         ("nothing", "nothing"),
+        ("workload.users=a:b:c", "workload.users: input should be a valid integer, not 'a:b:c'"),
+        ("device.name=ascend-910b4,ascend-910b5", "did you mean"),
+        ("workload.users=4,8", "all 2 combinations are illegal, the first: workload.users: a closed loop has no"),
     ],
 )
-def test_a_grid_that_is_none_or_too_large_is_told(grid: str, told: str) -> None:
+def test_a_grid_that_is_none_or_too_large_is_told_before_it_starts(grid: str, told: str) -> None:
     app = page("capacity_page", settings=SMALL)
-    app.text_input(key="grid").input(grid).run()
+    app.text_input(key="grid").input("scheduler.max_num_seqs=2,4").run()
     app.number_input(key="sweep-seeds").set_value(2).run()
+    assert not app.error
+    assert not app.button(key="start-sweep").disabled
+    app.text_input(key="grid").input(grid).run()
     assert not app.exception
     assert told in said(app)
+    assert app.button(key="start-sweep").disabled
 
 
-def test_a_promise_with_a_typo_is_told() -> None:
-    app = page("capacity_page", settings=SMALL, kind="plan")
-    app.text_input(key="slo").input("ttft_p98=2s").run()
+def test_a_grid_of_more_requests_than_a_job_may_draw_is_told_and_none_is_drawn() -> None:
+    app = page("capacity_page", settings=("workload.request_rate=inf",))
+    app.text_input(key="grid").input("workload.num_prompts=1,1000000000").run()
+    assert "workload.num_prompts: 1,000,000,000 is more than the 10,000,000 of a run here" in said(app)
+    assert app.button(key="start-sweep").disabled
+
+
+@pytest.mark.parametrize(
+    ("load", "told"),
+    [
+        ("users=a:b:c", "--load users=a:b:c: 'a' is no number; write it as users=10:200:10"),
+        ("users=4:8:4", "--load users: workload.request_rate makes an open loop; here the load is request_rate"),
+        ("num_prompts=1,1e9", "workload.num_prompts: 1,000,000,000 is more than the 10,000,000 of a run here"),
+    ],
+)
+def test_a_load_that_is_none_is_told_before_it_starts(load: str, told: str) -> None:
+    app = page("capacity_page", settings=SMALL, kind="oom-point")
+    assert not app.error
+    assert not app.button(key="start-oom-point").disabled
+    app.text_input(key="load").input(load).run()
     assert not app.exception
-    assert "ttft_p98" in said(app)
+    assert told in said(app)
+    assert app.button(key="start-oom-point").disabled
+
+
+@pytest.mark.parametrize(
+    ("target", "slo", "told"),
+    [
+        ("request_rate", "ttft_p98=2s", "'ttft_p98' is no percentile of a latency"),
+        ("request_rate", "ttft_p99=fast", "a time is a number and its unit, such as 2s or 80ms, not 'fast'"),
+        ("users", "", "--target users: workload.request_rate makes an open loop"),
+    ],
+)
+def test_a_plan_of_what_makes_no_sense_is_told_before_it_starts(target: str, slo: str, told: str) -> None:
+    app = page("capacity_page", settings=SMALL, kind="plan")
+    app.selectbox(key="target").select("request_rate").run()
+    assert not app.error
+    assert not app.button(key="start-plan").disabled
+    app.selectbox(key="target").select(target).run()
+    app.text_input(key="slo").input(slo).run()
+    assert not app.exception
+    assert told in said(app)
+    assert app.button(key="start-plan").disabled
 
 
 @pytest.mark.parametrize(
