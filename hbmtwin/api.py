@@ -17,6 +17,7 @@ from hbmtwin.kernels.weights import weight_bytes_per_rank
 from hbmtwin.sim.budget.memory_budget import DoesNotFit, MemoryBudget
 from hbmtwin.sim.capacity.capacity_plan import CapacityPlan
 from hbmtwin.sim.capacity.capacity_runs import CapacityRuns
+from hbmtwin.sim.capacity.error_bars import ErrorBars, error_bars, error_bars_to_dicts, runs_for_error_bars
 from hbmtwin.sim.capacity.oom_point import OomPoint, oom_point
 from hbmtwin.sim.capacity.oom_point_loads import parse_load
 from hbmtwin.sim.capacity.plan import plan, plan_each, question_of
@@ -81,6 +82,7 @@ __all__ = [
     "Description",
     "DeviceSpec",
     "DoesNotFit",
+    "ErrorBars",
     "Explanation",
     "Fit",
     "FitError",
@@ -119,6 +121,8 @@ __all__ = [
     "device_figures",
     "devices",
     "differences",
+    "error_bars",
+    "error_bars_to_dicts",
     "explain",
     "export",
     "fit",
@@ -147,6 +151,7 @@ __all__ = [
     "run",
     "run_each",
     "run_row",
+    "runs_for_error_bars",
     "scenario_key",
     "schedulers",
     "weight_bytes_per_rank",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,18 @@ from hbmtwin.cli.process import machine_memory_bytes
 if TYPE_CHECKING:
     from hbmtwin.api import Result, Scenario
 
+THE_RUN = "the run"
 ROW_BYTES = 100
 """Of a request in a result, at least: twelve numbers that are seldom alike, of eight bytes. Measured: 176."""
+
+ErrorBarsToo = Annotated[
+    bool,
+    typer.Option(
+        "--error-bars",
+        help="Run each again with one uncertain figure at a time (bandwidths, overheads, activations, ...) at its low "
+        "and its high end, and say between what its numbers lie. Two further runs a figure: some thirty of each run.",
+    ),
+]
 
 NO_SLO = "--fail-on-slo: no objective is set; add one, e.g. --set slo.ttft_s=2 (there are ttft_s, tpot_s, e2e_s)"
 
@@ -42,10 +52,12 @@ def run(
             help="If memory ran out, run the same traffic under each single change (minutes), and rank them.",
         ),
     ] = False,
+    bars: ErrorBarsToo = False,
 ) -> int:
     """Simulate one scenario."""
     from hbmtwin.api import Scenario, objectives
     from hbmtwin.api import run as simulate
+    from hbmtwin.cli.error_bars_screen import print_error_bars
     from hbmtwin.cli.progress import progress_of_run
     from hbmtwin.cli.tables import print_cures, print_run
     from hbmtwin.dashboard.remarks import alert_lines
@@ -62,6 +74,8 @@ def run(
         print(f"note: {note}", file=sys.stderr)
     if cures:
         result = _with_cures(result)
+    if bars:
+        result = _with_error_bars({THE_RUN: result})[THE_RUN]
     wall_s = time.monotonic() - begin
     for line in alert_lines(result.summary):
         print(f"note: {line}", file=sys.stderr)
@@ -74,6 +88,8 @@ def run(
         print_run(stdout(), name, result.summary, wall_s)
         if result.summary.get("what_would_hold"):
             print_cures(stdout(), result.summary["what_would_hold"])
+        if bars:
+            print_error_bars(stdout(), {THE_RUN: result.summary["error_bars"]})
     return _verdict([result], fail_on_oom, fail_on_slo)
 
 
@@ -95,10 +111,12 @@ def compare(
     json_: Json = False,
     fail_on_oom: FailOnOom = False,
     fail_on_slo: FailOnSlo = False,
+    bars: ErrorBarsToo = False,
 ) -> int:
     """Run KV-memory policies and variants of your own on the same traffic, and write a report."""
     from hbmtwin.api import PRESETS, Scenario, ScenarioError, objectives, write_directory
     from hbmtwin.api import compare as simulate
+    from hbmtwin.cli.error_bars_screen import print_error_bars
     from hbmtwin.cli.progress import progress_of_runs
     from hbmtwin.cli.tables import print_comparison
     from hbmtwin.dashboard.remarks import remarks
@@ -127,6 +145,8 @@ def compare(
             finished=finished,
             left_out=_tell_left_out if policies is None else None,
         )
+    if bars:
+        results = _with_error_bars(results)
     wall_s = time.monotonic() - begin
     for remark in remarks({name: result.summary for name, result in results.items()}):
         print(f"note: {remark}", file=sys.stderr)
@@ -137,6 +157,8 @@ def compare(
         summaries = {name: result.summary for name, result in results.items()}
         settings = {name: result.scenario for name, result in results.items()} if own else None
         print_comparison(stdout(), summaries, wall_s, same_traffic(results) if len(results) > 1 else "", settings)
+        if bars:
+            print_error_bars(stdout(), {name: summary["error_bars"] for name, summary in summaries.items()})
     print(f"report: {out / 'report.html'}", file=sys.stderr)
     return _verdict(list(results.values()), fail_on_oom, fail_on_slo)
 
@@ -151,6 +173,20 @@ def _with_cures(result: Result) -> Result:
     with progress_of_runs() as finished:
         rows = what_would_hold(result, finished=finished)
     return replace(result, summary={**result.summary, "what_would_hold": rows})
+
+
+def _with_error_bars(results: Mapping[str, Result]) -> dict[str, Result]:
+    """The results with ``error_bars`` in their summaries, of the same ends."""
+    from hbmtwin.api import error_bars, error_bars_to_dicts, runs_for_error_bars
+    from hbmtwin.cli.progress import progress_of_runs
+
+    if further := runs_for_error_bars({name: result.scenario for name, result in results.items()}):
+        print(f"note: error bars take {further} further runs", file=sys.stderr)
+    with progress_of_runs(further) as finished:
+        told = error_bars_to_dicts(error_bars(results, finished=finished))
+    return {
+        name: replace(result, summary={**result.summary, "error_bars": told[name]}) for name, result in results.items()
+    }
 
 
 def _tell_left_out(name: str, reason: str) -> None:

@@ -36,7 +36,7 @@ from hbmtwin.validation.run_replay.kernels import KernelReplay
 from hbmtwin.workloads.statistics.describe import Description, describe
 
 from ..validation.test_calibrate import bench
-from . import chinese_of_capacity, test_remarks, test_standstill, test_verdict
+from . import chinese_of_capacity, chinese_of_error_bars, test_remarks, test_standstill, test_verdict
 from .test_workload_figure import traffic
 
 GIB = 2**30
@@ -48,6 +48,7 @@ ALLOWED = {
     *("doubling", "paged", "caching", "pooled", "vllm", "reserve", "few", "cpu", "ascend-910b4", "tokens"),
     *("max_num_seqs", "max_model_len", "swap_space", "summary.json", "json"),
     *chinese_of_capacity.WORDS,
+    *chinese_of_error_bars.WORDS,
 }
 """Words that stay: units, names of the API, of the field and of these runs."""
 SETTING = re.compile(r"(engine|scheduler|memory|kv_cache|workload|session|results|slo)\.\s?\w+")
@@ -303,6 +304,7 @@ SENTENCES: dict[Callable[..., object], tuple[Callable[[], object], object]] = {
         "无限",
     ),
     **chinese_of_capacity.SENTENCES,
+    **chinese_of_error_bars.SENTENCES,
 }
 """Each function that speaks: what it is asked here, and its answer letter by letter."""
 

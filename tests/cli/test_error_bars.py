@@ -1,0 +1,73 @@
+"""``--error-bars`` of ``run`` and ``compare``: the figures of the function, in text, in JSON and in the result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hbmtwin.api import Result, Scenario, error_bars, error_bars_to_dicts
+from hbmtwin.api import run as simulate
+
+from ..tiny_scenario import TINY
+
+Shell = Callable[..., Any]
+SHORT = ("--set", "workload.num_prompts=3", "--set", "workload.output_tokens=20")
+
+
+def tiny(folder: Path) -> str:
+    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
+    return "tiny.toml"
+
+
+def test_a_run_has_its_bars_in_text_in_json_and_in_its_result(shell: Shell, tmp_path: Path) -> None:
+    asked = ("run", tiny(tmp_path), *SHORT, "--error-bars")
+    code, out, err = shell(*asked, "--out", "mine")
+    assert code == 0
+    assert err.endswith("note: error bars take 33 further runs\n")
+    bars = out.partition("Error bars\n")[2]
+    assert "host_layer_ns" in bars
+    assert "One uncertain figure at a time at its low or its high end, 33 ends in all" in bars
+    assert "the run: held, and so at all 33 ends." in bars
+    kept = Result.load(tmp_path / "mine")
+    told = json.loads(shell(*asked, "--json").out)["error_bars"]
+    assert told == kept.summary["error_bars"]
+    result = {"x": simulate(Scenario.load(tmp_path / "tiny.toml", overrides=SHORT[1::2]))}
+    assert told == error_bars_to_dicts(error_bars(result, jobs=1))["x"]
+
+
+def test_numbers_stand_in_the_table_as_in_json(shell: Shell, tmp_path: Path) -> None:
+    asked = ("run", tiny(tmp_path), "--error-bars")
+    rows = {line[:18].strip(): " ".join(line[18:].split()) for line in shell(*asked).out.splitlines()}
+    assert rows["TTFT p99"] == "42.1 ms 44.5 ms 54.3 ms weight_bandwidth_efficiency 94.0 % host_layer_ns 1,000 µs"
+    assert rows["completed requests"] == "10 10 10 does not move"
+    assert rows["peak reserved"] == "14.76 GiB 14.76 GiB 14.88 GiB the run non_torch_bytes 0 B"
+
+
+def test_a_comparison_has_the_order_of_its_runs(shell: Shell, tmp_path: Path) -> None:
+    asked = ("compare", tiny(tmp_path), "--policies", "doubling,paged", "--error-bars")
+    code, out, err = shell(*asked, "--out", "mine")
+    assert code == 0
+    assert "note: error bars take 66 further runs\n" in err
+    said = " ".join(out.partition("Error bars\n")[2].split())
+    assert "TTFT p99 45.3 ms (42.3 ms to 55.3 ms) 44.5 ms (42.1 ms to 54.3 ms)" in said
+    assert "TPOT p99: paged < doubling at all 33 ends." in said
+    assert (
+        "TTFT p99: paged < doubling as they are; paged and doubling change places at 2 of 33 ends (the fixed time of "
+        "an attention call 50 µs; the time of a layer's small operators 80 µs)."
+    ) in said
+    kept = Result.load(tmp_path / "mine" / "paged").summary["error_bars"]
+    assert kept["order"]["ttft_p99_s"]["doubling"]["below"] == 31
+    assert json.loads(shell(*asked, "--json").out)["paged"]["error_bars"] == kept
+
+
+def test_nothing_is_run_again_unless_asked(shell: Shell, tmp_path: Path) -> None:
+    code, out, err = shell("run", tiny(tmp_path), *SHORT, "--json")
+    assert (code, "error bars" in err) == (0, False)
+    assert "error_bars" not in json.loads(out)
+
+
+def test_the_help_says_what_it_costs(shell: Shell) -> None:
+    for verb in ("run", "compare"):
+        assert "Two further runs a figure" in " ".join(shell(verb, "--help").out.replace("│", " ").split())
