@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from hbmtwin.sim.sweep import execute
 
+from ..patience import PATIENCE_S, alive, until
 from ..tiny_scenario import TINY
 
 Shell = Callable[..., Any]
@@ -174,12 +174,9 @@ def test_an_interrupt_ends_with_130_leaves_no_process_and_loses_no_run(tiny: Pat
     )
     rows = tmp_path / "points" / "runs"
     try:
-        for _ in range(1200):
-            if len(list(rows.glob("*.parquet"))) > 2:
-                break
-            time.sleep(0.1)
+        until(lambda: running.poll() is not None or len(list(rows.glob("*.parquet"))) > 2)
         os.killpg(running.pid, signal.SIGINT)
-        _, err = running.communicate(timeout=120)
+        _, err = running.communicate(timeout=PATIENCE_S)
     finally:
         running.kill()
     assert running.returncode == 130, err.decode()
@@ -194,18 +191,7 @@ def test_an_interrupt_ends_with_130_leaves_no_process_and_loses_no_run(tiny: Pat
     assert b"Traceback" not in err
     assert not [path for path in rows.iterdir() if path.name.endswith(".partial")]
     assert not (tmp_path / "points" / "report.html").exists()
-    assert is_gone(running.pid)
-
-
-def is_gone(group: int) -> bool:
-    """Whether no process of a group is left; joblib's resource tracker ends a moment after us."""
-    for _ in range(300):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
+    assert until(lambda: not alive(running.pid))  # joblib's resource tracker ends a moment after us
 
 
 def test_a_full_disk_is_told_and_what_ran_before_stands(

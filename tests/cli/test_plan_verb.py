@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 import pytest
 
 from hbmtwin.sim.capacity.promise import METRICS
+
+from ..patience import PATIENCE_S, until
 
 Shell = Callable[..., Any]
 
@@ -174,11 +175,10 @@ def test_a_plan_that_is_interrupted_says_what_stands(scenario: Path, tmp_path: P
         env=environment,
         text=True,
     ) as process:
-        folder, end = tmp_path / "kept" / "runs", time.monotonic() + 120
-        while time.monotonic() < end and len(list(folder.glob("*.parquet"))) < 3:
-            time.sleep(0.1)
+        folder = tmp_path / "kept" / "runs"
+        until(lambda: process.poll() is not None or len(list(folder.glob("*.parquet"))) >= 3)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert out == ""
     assert "runs stand in kept; the same command goes on from there" in err

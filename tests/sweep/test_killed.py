@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,8 @@ import pandas as pd
 import pytest
 
 import hbmtwin
+
+from ..patience import PATIENCE_S, alive, until
 
 GRID = ("--grid", "kv_cache.preset=paged,doubling", "workload.num_prompts=1:5:1", "--seeds", "21", "--jobs", "2")
 RUNS = 210
@@ -50,12 +51,8 @@ def stored(out: Path) -> dict[str, tuple[int, int]]:
 
 
 def wait_for(out: Path, runs: int, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(2400):
-        if len(stored(out)) >= runs:
-            return
-        assert server.poll() is None, "the sweep ended before it could be stopped"
-        time.sleep(0.05)
-    raise AssertionError("too few runs landed in two minutes")
+    assert until(lambda: server.poll() is not None or len(stored(out)) >= runs), "too few runs landed"
+    assert server.poll() is None, "the sweep ended before it could be stopped"
 
 
 def results(out: Path) -> Mapping[str, bytes]:
@@ -65,22 +62,9 @@ def results(out: Path) -> Mapping[str, bytes]:
 def finish(tiny: Path, out: str, *more: str) -> str:
     """Run the sweep to its end; what it says on stderr."""
     with sweeping(tiny, out, *more) as server:
-        _, err = server.communicate(timeout=300)
+        _, err = server.communicate(timeout=2 * PATIENCE_S)
     assert server.returncode == 0, err.decode()
     return err.decode()
-
-
-def alive(session: int) -> list[str]:
-    """Processes of a session that have not ended, by their command lines."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(its_session) == session and state not in "ZX":
-                found.append(stat.with_name("cmdline").read_text().replace("\0", " "))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
@@ -93,12 +77,9 @@ def test_killed_and_interrupted_it_ends_as_if_it_had_not_been(tiny: Path) -> Non
         with sweeping(tiny, "out") as server:
             wait_for(out, runs, server)
             os.killpg(server.pid, stop)  # all of its processes at once
-            _, err = server.communicate(timeout=60)
-        for _ in range(100):
-            if not alive(server.pid):
-                break
-            time.sleep(0.1)
-        assert alive(server.pid) == []
+            _, err = server.communicate(timeout=PATIENCE_S)
+        until(lambda: not alive(server.pid))
+        assert alive(server.pid) == {}
         there = stored(out)
         assert runs <= len(there) < RUNS
         assert before.items() <= there.items()  # what had run was not written again

@@ -9,11 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from ..patience import PATIENCE_S, until
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
@@ -50,18 +51,15 @@ def test_a_worker_that_is_killed_in_mid_run_loses_nothing(tiny: Path, shell: Cal
         stderr=subprocess.PIPE,
     )
     try:
-        for _ in range(2400):
-            if len(list(runs.glob("*.parquet"))) >= 50:
-                break
-            assert server.poll() is None, server.communicate()
-            time.sleep(0.05)
+        until(lambda: server.poll() is not None or len(list(runs.glob("*.parquet"))) >= 50)
+        assert server.poll() is None, server.communicate()
         there = descendants(server.pid)
         actors = [pid for pid, command in there.items() if command.startswith("ray::PoolActor")]
         assert len(actors) == 3
         early = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.parquet")}
         assert 50 <= len(early) < RUNS
         os.kill(actors[1], signal.SIGKILL)
-        out, err = server.communicate(timeout=300)
+        out, err = server.communicate(timeout=2 * PATIENCE_S)
     finally:
         server.kill()
     assert server.returncode == 0, err.decode()
@@ -71,11 +69,7 @@ def test_a_worker_that_is_killed_in_mid_run_loses_nothing(tiny: Path, shell: Cal
     after = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.parquet")}
     assert len(after) == RUNS
     assert early.items() <= after.items()
-    for _ in range(100):
-        if not (left := [pid for pid in there if Path(f"/proc/{pid}").exists()]):
-            break
-        time.sleep(0.1)
-    assert left == []
+    assert until(lambda: not [pid for pid in there if Path(f"/proc/{pid}").exists()])
     assert shell("sweep", tiny.name, *GRID, "--out", "local", "--jobs", 1).code == 0
     for name in ("runs.parquet", "runs.csv", "sweep.json", "report.html"):
         assert (tiny.parent / "out" / name).read_bytes() == (tiny.parent / "local" / name).read_bytes()
@@ -90,12 +84,9 @@ def test_a_sigterm_is_told_as_without_ray(tiny: Path) -> None:
         stderr=subprocess.PIPE,
     )
     try:
-        for _ in range(2400):
-            if len(list(runs.glob("*.parquet"))) >= 5 or server.poll() is not None:
-                break
-            time.sleep(0.05)
+        until(lambda: server.poll() is not None or len(list(runs.glob("*.parquet"))) >= 5)
         server.terminate()
-        out, err = server.communicate(timeout=120)
+        out, err = server.communicate(timeout=PATIENCE_S)
     finally:
         server.kill()
     assert server.returncode == 143
