@@ -181,8 +181,9 @@ class Workers:
             self._waiting.remove(task)
 
     def _warm_up(self) -> None:
+        """Have a process that waits for the next job; where no other may begin, one that is busy will be it."""
         with self._lock:
-            if self._spare is None and not self._closed:
+            if self._spare is None and self._running < self._slots and not self._closed:
                 self._spare = _process()
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,8 @@ import pytest
 
 from hbmtwin.api import Result, Scenario, run
 from hbmtwin.dashboard.app.workers import MOST_WAITING, WORKER, Task, TooManyJobs, Workers
+
+from ... import patience
 
 SMALL = ["workload.num_prompts=5", "workload.request_rate=inf"]
 ENDLESS = ["workload.num_prompts=900000"]
@@ -28,12 +29,7 @@ def workers() -> Iterator[Workers]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait for it; a test that fails says so by its time-out, not by how long it took."""
-    for _ in range(1200):
-        if true():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came")
+    assert patience.until(true), "it never came"
 
 
 def job(settings: list[str], out: Path) -> dict[str, object]:
@@ -52,6 +48,7 @@ def test_a_process_does_one_job_after_another_as_if_it_were_new(workers: Workers
     tasks = []
     for name, settings in (("a", SMALL), ("b", other), ("c", ["workload.num_promts=5"]), ("d", SMALL)):
         tasks.append(workers.start(name, job(settings, tmp_path / name)))
+        workers._warm_up()  # as happens a while after the last job, if this one takes as long
         until(lambda: tasks[-1].ended)
     assert [task.state for task in tasks] == ["done", "done", "failed", "done"]
     assert len({task._process for task in tasks}) == 1
@@ -175,5 +172,5 @@ def test_a_worker_ends_with_the_app_that_died(tmp_path: Path) -> None:
     assert json.loads(worker.stdout.readline()) == {"ready": True}
     worker.stdin.write(json.dumps(job(ENDLESS, tmp_path / "a")) + "\n")
     worker.stdin.close()  # as the system does for an app that died
-    assert worker.wait(timeout=60) == 1
+    assert worker.wait(timeout=patience.PATIENCE_S) == 1
     worker.stdout.close()
