@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from hbmtwin.api import PRESETS, CatalogError, Result, Scenario, ScenarioError
-from hbmtwin.dashboard.app import jobs, knobs
+from hbmtwin.dashboard.app import error_bars, jobs, knobs
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.settings_link import command
 from hbmtwin.dashboard.app.theme import draw
@@ -105,12 +105,15 @@ def show() -> None:
         st.caption(as_text(text(LEFT_OUT, name=name, why=why)))
     if complete and there:
         _results(there)
+        error_bars.show(SLOT, there)
     else:
         st.info(text(EMPTY))
     st.markdown(f"**{text(COMMAND)}**")
     more = ["--policies", ",".join(policies) or "none"]
     for name, own in variants.items():
         more += ["--variant", f"{name}:{','.join(own)}"]
+    if complete and there and error_bars.wanted(SLOT, there):
+        more.append("--error-bars")
     st.code(command("compare", settings, *more), language="bash", wrap_lines=True)
 
 

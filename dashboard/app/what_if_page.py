@@ -13,7 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from hbmtwin.api import CatalogError, Result, Scenario, ScenarioError
-from hbmtwin.dashboard.app import bands, jobs, knobs
+from hbmtwin.dashboard.app import error_bars, jobs, knobs
 from hbmtwin.dashboard.app.breakdown_figure import breakdown_bar
 from hbmtwin.dashboard.app.language import as_text, basis_of, lang, text
 from hbmtwin.dashboard.app.settings_link import command, settings_of
@@ -136,7 +136,7 @@ def _result(result: Result) -> None:
         st.dataframe(percentiles(s), hide_index=True)
         if s["goodput"]:
             st.markdown(as_text(goodput_text(s["goodput"], lang())))
-    bands.show(result.scenario, s)
+    error_bars.show(SLOT, {"": result})
     notes = remarks({text(NAME): s}, lang())
     if notes:
         with st.expander(text(NOTES)):
@@ -180,7 +180,8 @@ def percentiles(summary: dict[str, Any]) -> pd.DataFrame:
 
 def _share(scenario: Scenario, result: Result | None = None) -> None:
     st.markdown(f"**{text(COMMAND)}**")
-    st.code(command("run", settings_of(scenario)), language="bash", wrap_lines=True)
+    more = ["--error-bars"] if result is not None and error_bars.wanted(SLOT, {"": result}) else []
+    st.code(command("run", settings_of(scenario), *more), language="bash", wrap_lines=True)
     with st.container(horizontal=True):
         st.download_button(
             text(SCENARIO_FILE), scenario.to_toml(), "scenario.toml", "application/toml", on_click="ignore", key="toml"

@@ -25,16 +25,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from hbmtwin import api
 from hbmtwin.api import Progress, Result, RunStore, Scenario, parse_load, run_each, scenario_key
 from hbmtwin.dashboard.oom_point_file import write_oom_point
-from hbmtwin.dashboard.verdict import short_fate
-from hbmtwin.sim.capacity.assumptions import applied, assumptions_of
 from hbmtwin.sim.capacity.plan_file import write_plans
-from hbmtwin.sim.phrases import LANGUAGES, Phrase
 from hbmtwin.sim.sweep.grid import parse_grid
 from hbmtwin.sim.sweep.run_row import Row
 from hbmtwin.sim.sweep.sweep import about_sweep, points_of, sweep_table, write_tables
@@ -45,7 +41,6 @@ MOST_REQUESTS = 10_000_000
 """Of one run: so many fill that memory, and more would be drawn for minutes before they did."""
 MOST_KEPT_BYTES = 512 << 20
 """Of a worker that takes another job: the simulator and a run of ordinary length take 200 MiB."""
-NO_START = Phrase("does not start", "无法启动")
 EVERY_S = 0.1
 """Between two words on how far a job is."""
 
@@ -139,24 +134,18 @@ def what_would_hold(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     return {"rows": api.what_would_hold(Result.load(Path(job["result"])), finished=one)}
 
 
-def bands(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """``{"settings": [...]}``: its times with each uncertain figure at each of its ends, a row each."""
-    scenario = Scenario.load(overrides=job["settings"])
-    ends = [(a.name, end) for a in assumptions_of(scenario) for end in a.ends[1:] if end != a.ends.value]
-    rows: list[dict[str, Any]] = []
-    with TemporaryDirectory(prefix="hbmtwin-") as folder:
-        for name, end in ends:
-            tell({"runs": len(rows), "total": len(ends)})
-            row: dict[str, Any] = {"figure": name, "at": end, "ttft_s": None, "tpot_s": None}
-            try:
-                summary = api.run(applied(scenario, {name: end}, Path(folder))).summary
-            except api.DoesNotFit:
-                row["fate"] = NO_START._asdict()
-            else:
-                row |= {time: summary[time]["p99"] for time in ("ttft_s", "tpot_s")}
-                row["fate"] = {lang: short_fate(summary, lang) for lang in LANGUAGES}
-            rows.append(row)
-    return {"rows": rows}
+def error_bars(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """``{"results": {name: directory}}``: what ``--error-bars`` tells of them, by name."""
+    results = {name: Result.load(Path(directory)) for name, directory in job["results"].items()}
+    total, done = api.runs_for_error_bars({name: result.scenario for name, result in results.items()}), 0
+
+    def one(name: str) -> None:
+        nonlocal done
+        done += 1
+        tell({"runs": done, "total": total})
+
+    tell({"runs": 0, "total": total})
+    return {"told": api.error_bars_to_dicts(api.error_bars(results, finished=one))}
 
 
 def operations(job: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
@@ -240,7 +229,7 @@ VERBS: Mapping[str, Callable[[Mapping[str, Any], Tell], dict[str, Any]]] = {
     "run": run,
     "compare": compare,
     "what_would_hold": what_would_hold,
-    "bands": bands,
+    "error_bars": error_bars,
     "operations": operations,
     "sweep": sweep,
     "oom_point": oom_point,
@@ -248,7 +237,7 @@ VERBS: Mapping[str, Callable[[Mapping[str, Any], Tell], dict[str, Any]]] = {
 }
 
 
-ALONE = frozenset({"run", "operations", "bands"})
+ALONE = frozenset({"run", "operations"})
 """Verbs that start no process."""
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import streamlit as st
@@ -18,9 +19,9 @@ from hbmtwin.api import Scenario, fit
 from hbmtwin.cli import main
 from hbmtwin.dashboard.app import jobs
 from hbmtwin.dashboard.app.validate_page import read_report
-from hbmtwin.sim.capacity.assumptions import Assumption, applied, assumptions_of
+from hbmtwin.dashboard.error_bar_words import bar_rows, compared_rows, end_rows, order_sentences, sentences
 from hbmtwin.sim.capacity.plan_file import in_both_languages
-from hbmtwin.sim.capacity.plan_words import sentences
+from hbmtwin.sim.capacity.plan_words import sentences as sentences_of_plan
 from hbmtwin.sim.phrases import Lang
 
 from ...sim.capacity.plans_by_hand import PLAN
@@ -188,24 +189,21 @@ def test_a_bad_address_is_told_and_the_knobs_stay(setting: str, told: str) -> No
     assert app.selectbox
 
 
-def test_how_far_the_times_may_be_off_is_the_run_at_the_ends_of_its_figures() -> None:
-    app = click(run_it(page("what_if_page", settings=SMALL)), "ask-bands")
+def test_error_bars_are_those_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    app = run_it(page("what_if_page", settings=SMALL))
+    assert app.button(key="ask-error-bars").label == "How far may these numbers be off? (33 runs)"
+    assert "--error-bars" not in app.code[-1].value
+    app = click(app, "ask-error-bars")
     assert not app.exception
-    told = app.dataframe[-1].value
-    scenario = Scenario.load(overrides=SMALL)
-    figures = {figure.words(): figure for figure in assumptions_of(scenario)}
-    row = told[told["figure"] == figures_word(figures, "kv_bandwidth_efficiency")].iloc[0]
-    with TemporaryDirectory() as folder:
-        end = {"kv_bandwidth_efficiency": float(row["at"])}
-        summary = api.run(applied(scenario, end, Path(folder))).summary
-    assert row["TPOT p99 (ms)"] == pytest.approx(1e3 * summary["tpot_s"]["p99"])
-    tpot = [*told["TPOT p99 (ms)"], 1e3 * api.run(scenario).summary["tpot_s"]["p99"]]
-    assert f"TPOT p99 from {min(tpot):.2f} to {max(tpot):.2f} ms" in said(app)
-    assert min(tpot) < max(tpot)
-
-
-def figures_word(figures: dict[str, Assumption], name: str) -> str:
-    return next(word for word, figure in figures.items() if figure.name == name)
+    capsys.readouterr()
+    assert app.code[-1].value.startswith("hbmtwin run --error-bars --set ")
+    assert main(shlex.split(f"{app.code[-1].value} --json")[1:]) == 0
+    told = json.loads(capsys.readouterr().out)["error_bars"]
+    assert list(app.session_state["error-bars"].values()) == [{"": told}]
+    assert list(app.dataframe[-2].value.itertuples(index=False, name=None)) == bar_rows(told)
+    assert list(app.dataframe[-1].value["at"]) == [row[1] for row in end_rows(told)]
+    for sentence in sentences(told, "the run"):
+        assert sentence in said(app)
 
 
 def test_why_a_run_failed_stands_until_the_settings_change() -> None:
@@ -265,6 +263,25 @@ def test_compare_is_the_runs_of_the_command_line_and_their_differences() -> None
     difference = table.loc["TTFT p99 (s)", "paged − doubling"]
     assert difference == results["paged"].summary["ttft_s"]["p99"] - results["doubling"].summary["ttft_s"]["p99"]
     assert "--variant small:kv_cache.block_size=16" in app.code[-1].value
+
+
+def test_error_bars_of_a_comparison_tell_where_its_order_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    app = page("compare_page", settings=(*SMALL, "workload.output_tokens=40"))
+    app.text_area(key="variants").input("small:kv_cache.block_size=16").run()
+    app.button_group(key="policies").set_value(["paged"]).run()
+    app = run_it(app)
+    assert app.button(key="ask-error-bars").label == "How far may these numbers be off? (66 runs)"
+    app = click(app, "ask-error-bars")
+    assert not app.exception
+    capsys.readouterr()
+    words = shlex.split(f"{app.code[-1].value} --json")[1:]
+    assert "--error-bars" in words
+    assert main([*words, "--out", os.environ["HBMTWIN_CACHE"] + "-compared"]) == 0
+    told = {name: one["error_bars"] for name, one in json.loads(capsys.readouterr().out).items()}
+    assert list(app.session_state["error-bars"].values()) == [told]
+    assert list(app.dataframe[1].value.itertuples(index=False, name=None)) == compared_rows(told)
+    for sentence in order_sentences(told):
+        assert sentence in said(app)
 
 
 def test_a_variant_that_is_none_is_told() -> None:
@@ -389,7 +406,7 @@ def test_a_plan_is_told_in_the_language_of_the_screen(lang: Lang, told: str) -> 
     app = page("capacity_page", lang=lang, kind="plan")
     assert not app.exception
     assert told in said(app)
-    for heading, sentence in sentences(PLAN, lang):
+    for heading, sentence in sentences_of_plan(PLAN, lang):
         assert f"- **{heading}**{': ' if lang == 'en' else '：'}{sentence}" in said(app)
     changes, figures = (table.value for table in app.table)
     name, held, carries = changes.iloc[1].tolist()
