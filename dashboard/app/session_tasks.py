@@ -30,6 +30,7 @@ class SessionTasks(MutableMapping[str, Task]):
         self._tasks: dict[str, Task] = {}
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
+        self._departures = 0
 
     def came(self) -> None:
         """The session is there, for the first time or again."""
@@ -42,13 +43,14 @@ class SessionTasks(MutableMapping[str, Task]):
         """The session is not there; if it does not come again, its tasks are left."""
         with self._lock:
             if self._timer is None:
-                self._timer = threading.Timer(self._grace_s, self._leave_all)
+                self._departures += 1
+                self._timer = threading.Timer(self._grace_s, self._leave_all, (self._departures,))
                 self._timer.daemon = True
                 self._timer.start()
 
-    def _leave_all(self) -> None:
+    def _leave_all(self, departure: int) -> None:
         with self._lock:
-            if self._timer is None:  # it came at the last moment
+            if self._timer is None or departure != self._departures:  # it came at the last moment
                 return
             self._timer = None
             tasks, self._tasks = list(self._tasks.values()), {}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 
 import pytest
 
-from hbmtwin.dashboard.app.session_tasks import SessionTasks
+from hbmtwin.dashboard.app import session_tasks
+from hbmtwin.dashboard.app.session_tasks import GRACE_S, SessionTasks
 from hbmtwin.dashboard.app.workers import Task
+
+from ...patience import PATIENCE_S, until
 
 
 class Left:
@@ -23,9 +26,32 @@ class Left:
         self.told.set()
 
 
+class Timer:
+    """One that rings when it is told to."""
+
+    made: list[Timer]
+
+    def __init__(self, after_s: float, ring: Callable[..., None], args: tuple[object, ...] = ()) -> None:
+        self.after_s, self.ring, self.args, self.started, self.cancelled = after_s, ring, args, False, False
+        Timer.made.append(self)
+
+    def start(self) -> None:
+        self.started = True
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 @pytest.fixture
 def left() -> Left:
     return Left()
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> list[Timer]:
+    Timer.made = []
+    monkeypatch.setattr(session_tasks.threading, "Timer", Timer)
+    return Timer.made
 
 
 def test_a_session_that_is_gone_leaves_its_tasks_once(left: Left) -> None:
@@ -35,22 +61,26 @@ def test_a_session_that_is_gone_leaves_its_tasks_once(left: Left) -> None:
     tasks.came()
     tasks.went()
     tasks.went()
-    assert left.told.wait(60)
-    for _ in range(1200):
-        if len(left.tasks) == 2:
-            break
-        time.sleep(0.05)
+    assert left.told.wait(PATIENCE_S)
+    assert until(lambda: len(left.tasks) == 2)
     assert left.tasks == [one, other]
     assert not tasks
 
 
-def test_one_that_comes_again_in_time_keeps_them(left: Left) -> None:
-    tasks = SessionTasks(left, grace_s=0.05)
-    tasks["run"] = Task("a", {})
+def test_one_that_comes_again_in_time_keeps_them(left: Left, timers: list[Timer]) -> None:
+    tasks = SessionTasks(left)
+    task = tasks["run"] = Task("a", {})
     tasks.went()
     tasks.came()
-    time.sleep(0.2)
+    (first,) = timers
+    assert (first.after_s, first.started, first.cancelled) == (GRACE_S, True, True)
+    first.ring(*first.args)  # it was about to: the session came at the last moment
     assert left.tasks == []
     assert list(tasks) == ["run"]
     tasks.went()
-    assert left.told.wait(60)
+    first.ring(*first.args)  # and of that moment nothing is left: the grace begins anew
+    assert left.tasks == []
+    _, second = timers
+    assert (second.after_s, second.started, second.cancelled) == (GRACE_S, True, False)
+    second.ring(*second.args)
+    assert left.tasks == [task]
