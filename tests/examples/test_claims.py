@@ -26,6 +26,8 @@ from hbmtwin.allocators.oom import OutOfMemory
 from hbmtwin.allocators.records import KVLayout, KVUsage
 from hbmtwin.sim.run import Twin
 
+from ..patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ROOT / "examples" / "claims"
 PAGE = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
@@ -102,7 +104,7 @@ def program() -> Iterator[ModuleType]:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command that docs/claims.md names."""
     command = [sys.executable, str(CLAIMS), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.fixture(scope="module")

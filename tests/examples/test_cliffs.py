@@ -14,6 +14,8 @@ import pytest
 
 from hbmtwin.sim.scheduler import schedulers
 
+from ..patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 CLIFFS = ROOT / "examples" / "cliffs"
 PAGE = (ROOT / "docs" / "cliffs.md").read_text(encoding="utf-8")
@@ -92,7 +94,7 @@ def test_the_page_has_its_picture_and_the_commands() -> None:
 
 
 def test_a_wrong_argument_is_told_at_once() -> None:
-    done = subprocess.run([sys.executable, str(CLIFFS), "--jason"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(CLIFFS), "--jason"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: python examples/cliffs")
 

@@ -14,6 +14,8 @@ from hbmtwin.validation.emulated import EmulatorUnavailable, build
 from hbmtwin.validation.emulated.build import build_emulator
 from hbmtwin.validation.emulated.elf import read_dynamic_symbols
 
+from ..patience import PATIENCE_S
+
 
 @pytest.fixture(scope="module")
 def built() -> build.Build:
@@ -74,7 +76,7 @@ def test_second_use_compiles_nothing(built: build.Build, monkeypatch: pytest.Mon
 
 
 def test_two_may_build_at_once_and_share_what_was_first(pretended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both_compile = threading.Barrier(2, timeout=60)
+    both_compile = threading.Barrier(2, timeout=PATIENCE_S)
 
     def slow_compiler(made: Path, *_: Path) -> None:
         made.mkdir()
