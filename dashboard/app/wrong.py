@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from hbmtwin.api import DoesNotFit
+from hbmtwin.dashboard.app.in_chinese import in_chinese
 from hbmtwin.dashboard.app.language import as_text, lang, text
 from hbmtwin.sim.budget.memory_budget import MemoryBudget
 from hbmtwin.sim.fit.advice import ANY_ONE
@@ -14,11 +15,11 @@ from hbmtwin.sim.phrases import Phrase
 MOST_LINES = 5
 """Of an error that has one for each setting: an address may have hundreds of them."""
 MORE = Phrase("and {count:,} more", "另有 {count:,} 处")
-IN_ENGLISH = Phrase("In the words of the command line:", "设置有误（说明与命令行相同，为英文）：")
+IN_ENGLISH = Phrase("In the words of the command line:", "以下说明与命令行相同，为英文：")
 
 
 def show_wrong(error: Exception | str) -> None:
-    """Draw why it cannot be done, and the cure, as the command line words it."""
+    """Draw why it cannot be done, and the cure, as the command line words it; in Chinese where that is known."""
     st.error(wrong_text(error), icon=":material/edit:")
 
 
@@ -27,10 +28,17 @@ def wrong_text(error: Exception | str) -> str:
     if isinstance(error, DoesNotFit) and error.budget.why is not None and lang() != "en":
         return "\n\n".join(map(as_text, _does_not_start(error.budget)))
     said = [line for line in str(error).splitlines() if line.strip()]
-    lines = [*([text(IN_ENGLISH)] if lang() != "en" else []), *said[:MOST_LINES]]
+    lines = said[:MOST_LINES] if lang() == "en" else _translated(said[:MOST_LINES])
     if len(said) > MOST_LINES:
         lines.append(text(MORE, count=len(said) - MOST_LINES))
     return "\n\n".join(map(as_text, lines))
+
+
+def _translated(lines: list[str]) -> list[str]:
+    """Those that are known in Chinese, then the others in English behind a word that says so."""
+    told = [(line, in_chinese(line)) for line in lines]
+    english = [line for line, zh in told if zh is None]
+    return [*(zh for _, zh in told if zh is not None), *([text(IN_ENGLISH)] if english else []), *english]
 
 
 def _does_not_start(budget: MemoryBudget) -> list[str]:

@@ -50,4 +50,19 @@ def test_in_chinese_too() -> None:
     why, helps = told(refused())
     assert why.startswith("无法启动：没有显存留给 KV 缓存：权重 128.48 GiB")
     assert helps == "以下任意一项改动即可启动：tensor_parallel_size 8; pipeline_parallel_size 8"
-    assert told(ValueError("a: wrong")) == ["设置有误（说明与命令行相同，为英文）：", "a: wrong"]
+
+
+@pytest.mark.usefixtures("in_chinese")
+def test_a_setting_is_told_in_chinese_and_what_is_not_known_in_english_behind_it() -> None:
+    with pytest.raises(ScenarioError) as raised:
+        Scenario.load(overrides=["seed=x", "kv_cache.presett=paged"])
+    assert sorted(told(raised.value)) == [
+        "kv_cache.presett：没有此参数；是否指 'kv_cache.preset'？",
+        "seed：须为整数，不能是 'x'",
+    ]
+    mixed = "a: wrong\nseed: input should be a valid integer, not 'x'\nb: wrong"
+    english = "以下说明与命令行相同，为英文："
+    assert told(ValueError(mixed)) == ["seed：须为整数，不能是 'x'", english, "a: wrong", "b: wrong"]
+    with pytest.raises(ScenarioError) as many:
+        Scenario.load(overrides=[f"kv_cache.key{i}=1" for i in range(700)])
+    assert told(many.value)[4:] == ["kv_cache.key4：没有此参数；是否指 'kv_cache.dtype'？", "另有 695 处"]
