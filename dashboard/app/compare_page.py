@@ -13,7 +13,7 @@ from hbmtwin.dashboard.app import error_bars, jobs, knobs
 from hbmtwin.dashboard.app.language import IN_ADDRESS, as_text, lang, text
 from hbmtwin.dashboard.app.settings_link import command
 from hbmtwin.dashboard.app.theme import draw
-from hbmtwin.dashboard.app.wrong import show_wrong
+from hbmtwin.dashboard.app.wrong import show_wrong, why_text
 from hbmtwin.dashboard.figures import kv_utilization, latency_by_turn, memory_over_time
 from hbmtwin.dashboard.server_figure import server_over_time
 from hbmtwin.dashboard.verdict import headline, same_traffic
@@ -102,7 +102,7 @@ def show() -> None:
     if jobs.busy(SLOT):
         return
     for name, why in left_out.items():
-        st.caption(as_text(text(LEFT_OUT, name=name, why=why)))
+        st.caption(as_text(text(LEFT_OUT, name=name, why=why_text(why))))
     if complete and there:
         _results(there)
         error_bars.show(SLOT, there)

@@ -14,7 +14,7 @@ import streamlit as st
 
 from hbmtwin.api import Result, Scenario, scenario_key
 from hbmtwin.dashboard.app.kept_results import KeptResults
-from hbmtwin.dashboard.app.language import as_text, text
+from hbmtwin.dashboard.app.language import text
 from hbmtwin.dashboard.app.session_tasks import SessionTasks
 from hbmtwin.dashboard.app.settings_link import settings_of
 from hbmtwin.dashboard.app.workers import Task, TooManyJobs, Workers
@@ -112,7 +112,7 @@ def start(slot: str, key: str, job: Mapping[str, Any]) -> bool:
     try:
         task = _tasks()[slot] = shared().workers.start(key, job)
     except TooManyJobs as error:
-        st.error(as_text(str(error)))
+        show_wrong(str(error))
         return False
     task.wait(AT_ONCE_S)
     return True

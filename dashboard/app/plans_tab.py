@@ -25,6 +25,7 @@ from hbmtwin.dashboard.app.plan_figure import held_by_value
 from hbmtwin.dashboard.app.plan_tables import changes_table, figures_table
 from hbmtwin.dashboard.app.theme import draw
 from hbmtwin.dashboard.app.worker import check_requests
+from hbmtwin.dashboard.app.wrong import why_text
 from hbmtwin.sim.capacity.plan import check_each
 from hbmtwin.sim.phrases import Phrase
 
@@ -131,7 +132,7 @@ def _finished(one: Finished) -> None:
         draw(held_by_value(plans, lang()), key="held")
         st.caption(text(BAND))
     for name, why in one.told["left_out"].items():
-        st.caption(as_text(text(LEFT_OUT, name=name, why=why)))
+        st.caption(as_text(text(LEFT_OUT, name=name, why=why_text(why))))
 
 
 def _name(one: Finished) -> str:

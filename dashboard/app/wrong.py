@@ -34,6 +34,11 @@ def wrong_text(error: Exception | str) -> str:
     return "\n\n".join(map(as_text, lines))
 
 
+def why_text(why: str) -> str:
+    """A reason within a sentence, as it was raised; in Chinese where that is known."""
+    return why if lang() == "en" else in_chinese(why) or why
+
+
 def _translated(lines: list[str]) -> list[str]:
     """Those that are known in Chinese, then the others in English behind a word that says so."""
     told = [(line, in_chinese(line)) for line in lines]
