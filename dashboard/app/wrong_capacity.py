@@ -61,6 +61,28 @@ CAPACITY = (
         "workload.request_rate 为开环；此处的负载是 request_rate",
     ),
     # --slo, --survive, --target
+    Phrase(
+        "{file} has {total} requests behind the first {skipped}, of which {count} windows of {each} do not fit side "
+        "by side; at most {most}, or set a smaller workload.num_prompts",
+        "{file} 有 {total} 条请求（跳过前 {skipped} 条之后），放不下 {count} 个各 {each} 条的窗口；最多 {most} 个，或"
+        "减小 workload.num_prompts",
+    ),
+    Phrase(
+        "{file} has {total} requests behind the first {skipped}, of which {count} windows of {each} do not fit side "
+        "by side; set a smaller workload.num_prompts",
+        "{file} 有 {total} 条请求（跳过前 {skipped} 条之后），放不下 {count} 个各 {each} 条的窗口；请减小 "
+        "workload.num_prompts",
+    ),
+    Phrase(
+        "{file} has {total} requests, of which {count} windows of {each} do not fit side by side; at most {most}, or "
+        "set a smaller workload.num_prompts",
+        "{file} 有 {total} 条请求，放不下 {count} 个各 {each} 条的窗口；最多 {most} 个，或减小 workload.num_prompts",
+    ),
+    Phrase(
+        "{file} has {total} requests, of which {count} windows of {each} do not fit side by side; set a smaller "
+        "workload.num_prompts",
+        "{file} 有 {total} 条请求，放不下 {count} 个各 {each} 条的窗口；请减小 workload.num_prompts",
+    ),
     Phrase("write it as ttft_p99=2s,tpot_p99=80ms", "请写成 ttft_p99=2s,tpot_p99=80ms"),
     Phrase("empty; write it as ttft_p99=2s,tpot_p99=80ms", "为空；请写成 ttft_p99=2s,tpot_p99=80ms"),
     Phrase(

@@ -21,6 +21,7 @@ from hbmtwin.dashboard.app.wrong_policies import POLICIES
 from hbmtwin.dashboard.app.wrong_server import SERVER
 from hbmtwin.dashboard.app.wrong_settings import JOINED, SETTINGS
 from hbmtwin.dashboard.app.wrong_traffic import TRAFFIC
+from hbmtwin.sim.capacity.oom_point_draws import draws_of
 from hbmtwin.sim.capacity.oom_point_loads import check_load
 from hbmtwin.sim.capacity.plan_targets import target_of
 from hbmtwin.sim.phrases import Phrase
@@ -102,6 +103,8 @@ def everything(folder: Path) -> Iterator[str]:
         yield from lines_of(parse_load, load)
     for load, setting in wrong.UNFIT_LOADS:
         yield from lines_of(check_load, Scenario.load(overrides=[setting]), parse_load(load))
+    for settings in wrong.WINDOWS_OF_A_TRACE:
+        yield from lines_of(draws_of, Scenario.load(overrides=settings), 50)
     for slo in wrong.PROMISES:
         yield from lines_of(promise, slo)
     for target, setting in wrong.TARGETS:

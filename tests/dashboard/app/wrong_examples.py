@@ -258,6 +258,15 @@ UNFIT_LOADS = (
     *(("rate_scale=1", RATE), ("request_rate=1", "workload.users=2"), ("users=1", RATE)),
     ("users=1", f"workload.trace={TINY / 'requests.csv'}"),
 )
+WINDOWS_OF_A_TRACE = tuple(
+    (f"workload.trace={TINY / 'requests.csv'}", *more)
+    for more in (
+        ("workload.num_prompts=1",),
+        ("workload.num_prompts=1", "workload.trace_skip=2"),
+        ("workload.num_prompts=900",),
+        ("workload.num_prompts=900", "workload.trace_skip=2"),
+    )
+)
 PROMISES = ("x", "ttft_p9=2s", "zzz=2s", "ttft_p99=2s,ttft_p99=3s", ",", "ttft_p99=x", "ttft_p99=0s")
 TARGETS = (
     *(("users", RATE), ("users", "workload.clients=[{request_rate=1}]"), ("users", "workload.ramp_up_strategy=linear")),
