@@ -10,7 +10,7 @@ from joblib import Parallel, delayed
 
 from hbmtwin.sim.idle_settings import idle_reason
 from hbmtwin.sim.legality import effective_oom
-from hbmtwin.sim.processes import cores, end_workers, kill_workers, workers_deaf_to_ctrl_c
+from hbmtwin.sim.processes import cores, end_workers, ends_with_us, kill_workers, workers_deaf_to_ctrl_c
 from hbmtwin.sim.result import Result
 from hbmtwin.sim.run import Twin, run
 from hbmtwin.sim.scenario import Scenario, ScenarioError, known_keys
@@ -81,7 +81,7 @@ def in_processes(
     coming: Generator[T, None, None] | None = None
     try:
         with workers_deaf_to_ctrl_c():
-            coming = Parallel(n_jobs=processes, return_as="generator")(
+            coming = Parallel(n_jobs=processes, return_as="generator", **ends_with_us())(
                 delayed(call)(scenario) for scenario in scenarios
             )
         for place, outcome in enumerate(coming):

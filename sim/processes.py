@@ -1,8 +1,17 @@
-"""Worker processes of this machine: how many, how they start, and how they end, whatever interrupts us."""
+"""Worker processes of this machine: how many, how they start, and how they end, whatever interrupts us.
+
+::
+
+    Ctrl-C, SIGTERM, an error      we kill them                            kill_workers
+    the end of the work            they end, and we wait for it            end_workers
+    SIGKILL, a crash, no memory    each sees that its parent is gone       ends_with_us
+"""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
@@ -12,6 +21,28 @@ from typing import Any
 from joblib import cpu_count
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
+
+PARENT_EVERY_S = 1.0
+"""A worker looks so often whether its parent is there."""
+
+
+def ends_with_us() -> dict[str, Any]:
+    """What joblib's ``Parallel`` is given so that its workers end when this process does, even by SIGKILL.
+
+    Loky's own would wait for the next call, for 300 s, with all the memory that they have.
+    """
+    return {"initializer": _end_with, "initargs": (os.getpid(),)}
+
+
+def _end_with(parent: int) -> None:
+    """In a worker: end once *parent* has, in the midst of a run too, for nobody is there who would take its row."""
+
+    def watch() -> None:
+        while os.getppid() == parent:  # the system gives an orphan another one
+            time.sleep(PARENT_EVERY_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="ends-with-its-parent", daemon=True).start()
 
 
 def cores(jobs: int) -> int:

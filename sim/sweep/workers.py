@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from joblib import Parallel
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
-from hbmtwin.sim.processes import end_workers, kill_workers, workers_deaf_to_ctrl_c
+from hbmtwin.sim.processes import end_workers, ends_with_us, kill_workers, workers_deaf_to_ctrl_c
 from hbmtwin.sim.scenario import Scenario
 from hbmtwin.sim.sweep.run_row import Row
 
@@ -60,7 +60,7 @@ def in_processes(calls: Iterator[Call], processes: int) -> Generator[Row, None, 
     try:
         with workers_deaf_to_ctrl_c():
             # one call a message: a row that waits for others in a worker is not stored yet
-            coming = Parallel(n_jobs=processes, return_as="generator_unordered", batch_size=1)(calls)
+            coming = Parallel(n_jobs=processes, return_as="generator_unordered", batch_size=1, **ends_with_us())(calls)
         while (row := next(coming, None)) is not None:  # `yield from` would close it where we are closed
             yield row
         ended = True
