@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 GRID_WORD = re.compile(r"[A-Za-z_][\w.]*\s*=.*", re.DOTALL)
 FIRST_S, FIRST_RUNS, WORTH_S = 2.0, 8, 10.0
 """After so many seconds and runs it is told how long the others will take, if it is so many seconds."""
+VARIANTS = (
+    "--variant: a sweep has none; variants of one key are its values, e.g. --grid kv_cache.initial_tokens=256,1024; "
+    "for several keys that change together use hbmtwin compare or oom-point --variant"
+)
 MANY_RUNS = 10**6
 MOST_ERRORS = 5
 """Different errors of runs that are told; all are in runs.csv."""
@@ -45,6 +49,8 @@ class GridCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write ``--grid a=1,2 b=3:5:1`` as ``--grid a=1,2 --grid b=3:5:1``."""
+        if any(arg.partition("=")[0] == "--variant" for arg in args):
+            raise UsageError(VARIANTS)
         spelt: list[str] = []
         in_grid = False
         for arg in args:
@@ -64,7 +70,7 @@ def sweep(
             metavar="KEY=VALUES ...",
             help="What is varied: key=a,b,c or key=start:stop:step (decimal steps; the stop is a value where a step "
             "hits it; one unit for all three, as in 32GiB:64GiB:8GiB). Several words, or --grid again, for several "
-            "keys.",
+            "keys. Variants of one key are its values; of several keys that change together: compare, oom-point.",
             show_default=False,
         ),
     ] = None,

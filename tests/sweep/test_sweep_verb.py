@@ -101,6 +101,11 @@ def test_settings_and_seeds_as_in_run(sweep, tmp_path: Path) -> None:
         (("--grid", "workload.num_prompts=4,x"), "workload.num_prompts: input should be a valid integer, not 'x'"),
         (("--grid", "workload.num_prompts=0"), "workload.num_prompts: input should be greater than or equal to 1"),
         (("--grid", "workload.num_prompts=9:1:1"), "has no values"),
+        (
+            ("--variant", "big:kv_cache.initial_tokens=1024"),
+            "variants of one key are its values, e.g. --grid kv_cache.",
+        ),
+        (("--variant=big:seed=2", "--grid", "workload.num_prompts=4"), "use hbmtwin compare or oom-point --variant"),
         (("--grid", "workload.num_prompts=4", "--set", "workload.num_prompts=3"), "--grid varies it"),
         (("--grid", "workload.num_prompts=4", "--address", "x:1"), "add --executor ray"),
         (("--grid", "workload.num_prompts=1:1000:1", "--seeds", "2000"), "take at most 1,000,000 runs"),
@@ -226,3 +231,4 @@ def test_help_says_how_ranges_count(shell) -> None:
     text = " ".join(shell("sweep", "--help").out.split())
     assert "key=start:stop:step" in text
     assert "hits it" in text
+    assert "Variants of one key are its values" in text
