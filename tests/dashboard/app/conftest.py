@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .screen import CHROMIUM
+from .screen import CHROMIUM, PATIENCE_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -21,6 +21,6 @@ def browser() -> Iterator[Browser]:
     with api.sync_playwright() as playwright:
         # as root, and without a device for pictures
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=flags, timeout=PATIENCE_MS)
         yield launched
         launched.close()

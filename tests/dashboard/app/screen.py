@@ -16,19 +16,21 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from random import sample
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlencode
+
+from ...patience import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PATIENCE_MS = 120_000
+PATIENCE_MS = 1000 * PATIENCE_S
 IDLE = "[data-testid=stApp][data-test-script-state=notRunning]"
 PLOT = ".js-plotly-plot .nsewdrag"
 
@@ -60,10 +62,15 @@ class Server(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("localhost", 0))
-        port: int = asked.getsockname()[1]
-        return port
+    """One below those that a system gives to whoever connects to something: none of them takes it before the app."""
+    for port in sample(range(20_000, 32_000), 100):
+        with socket.socket() as asked:
+            try:
+                asked.bind(("localhost", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
 
 
 def command_line(*words: str) -> list[str]:
@@ -82,14 +89,6 @@ def children(pid: int) -> list[int]:
             child = int(name.split()[0])
             found += [child, *children(child)]
     return found
-
-
-def until(true: Any) -> None:
-    for _ in range(PATIENCE_MS // 50):
-        if true():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came")
 
 
 def answers(url: str) -> bool:
@@ -113,12 +112,13 @@ def started(folder: Path, *directories: Path) -> Iterator[Server]:
     )
     made = Server(f"http://localhost:{port}", process, folder / "kept")
     try:
-        until(lambda: answers(made.url))
+        until(lambda: process.poll() is not None or answers(made.url))
+        assert answers(made.url)
         yield made
         beside = children(process.pid)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) in (0, 130)
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in beside))
+        assert process.wait(timeout=PATIENCE_S) in (0, 130)
+        assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in beside))
     finally:
         process.kill()
         process.wait()
@@ -170,10 +170,13 @@ class Screen:
         return self.main().get_by_role("button", name=name, exact=True)
 
     def run(self) -> None:
-        """Click on the page's button, and wait for the first picture."""
+        """Click on the page's button, and wait until what was asked for is drawn; there may be pictures before."""
         self.button_that_starts().click()
-        self.page.locator(PLOT).first.wait_for()
+        self.expect(self.button_that_starts()).to_be_disabled()  # it is under way, or there
         self.settled()
+        self.expect(self.page.get_by_test_id("stProgress")).to_have_count(0)
+        self.settled()
+        self.page.locator(PLOT).first.wait_for()
 
     def upload(self, file: Path, told: str) -> None:
         """Choose a file, again where its box was just drawn anew, until the page says what it is to say of it."""
@@ -198,7 +201,7 @@ class Screen:
     def brush(self, begin: float, end: float) -> tuple[float, float]:
         """Drag over that share of the first picture, again where it was just drawn anew; return what the page says."""
         said = re.compile(r"([0-9.]+) to ([0-9.]+) s")
-        for _ in range(20):
+        for doubled in range(6):  # the time that is left for it to be drawn
             self.page.locator("h1").first.scroll_into_view_if_needed()
             box = self.page.locator(PLOT).first.bounding_box()
             assert box is not None
@@ -209,7 +212,7 @@ class Screen:
             self.page.mouse.up()
             told = self.page.get_by_test_id("stCaptionContainer").filter(has_text=said).first
             try:
-                self.expect(told).to_be_visible(timeout=5000)
+                self.expect(told).to_be_visible(timeout=5000 << doubled)
             except AssertionError:
                 continue
             found = said.search(told.inner_text())
@@ -232,9 +235,9 @@ class Screen:
         return Path(told.value.path()).read_bytes()
 
     def fits(self) -> bool:
-        """Whether nothing is cut at this width."""
+        """Whether nothing is cut at this width, once figures have found their own."""
         wide = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('[data-testid=stMain]'))"
-        return int(self.page.evaluate(wide)) <= 0
+        return until(lambda: int(self.page.evaluate(wide)) <= 0)
 
     def shot(self, name: str) -> None:
         """Keep a picture of the whole page, if they are wanted."""

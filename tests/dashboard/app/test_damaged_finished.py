@@ -14,6 +14,8 @@ from streamlit.testing.v1 import AppTest
 
 from hbmtwin.dashboard.app import jobs
 
+from ...patience import PATIENCE_S
+
 PAGE = """
 from hbmtwin.dashboard.app import capacity_page, language
 language.choose()
@@ -34,7 +36,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def capacity(kind: str) -> AppTest:
-    app = AppTest.from_string(PAGE, default_timeout=120)
+    app = AppTest.from_string(PAGE, default_timeout=PATIENCE_S)
     app.query_params["kind"] = kind
     app.run()
     assert not app.exception

@@ -23,6 +23,7 @@ from streamlit.testing.v1 import AppTest
 
 from hbmtwin.dashboard.app import jobs
 
+from ...patience import PATIENCE_S
 from ...tiny_scenario import TINY
 from .report_by_hand import REPORT
 from .screen import PAGES, PLOT, Screen, Server, command_line, started
@@ -76,7 +77,7 @@ def _opened(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def page(name: str, **asked: str) -> AppTest:
-    app = AppTest.from_string(PAGE.format(page=name), default_timeout=60)
+    app = AppTest.from_string(PAGE.format(page=name), default_timeout=PATIENCE_S)
     app.query_params.update(asked)
     app.run()
     assert not app.exception

@@ -11,6 +11,8 @@ from streamlit.testing.v1 import AppTest
 
 from hbmtwin.dashboard.app import jobs
 
+from ...patience import PATIENCE_S
+
 PAGE = """
 from hbmtwin.dashboard.app import {page}, language
 language.choose()
@@ -42,7 +44,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     ids=["html", "markdown", "many", "deep", "endless", "long", "nonsense", "a file of the system"],
 )
 def test_it_is_told_as_plain_text(page: str, settings: tuple[str, ...], told: str) -> None:
-    app = AppTest.from_string(PAGE.format(page=page), default_timeout=120)
+    app = AppTest.from_string(PAGE.format(page=page), default_timeout=PATIENCE_S)
     app.query_params["set"] = list(settings)
     app.run()
     assert not app.exception
@@ -53,7 +55,7 @@ def test_it_is_told_as_plain_text(page: str, settings: tuple[str, ...], told: st
 
 
 def test_a_trace_without_an_end_holds_no_page(tmp_path: Path) -> None:
-    app = AppTest.from_string(PAGE.format(page="what_if_page"), default_timeout=120)
+    app = AppTest.from_string(PAGE.format(page="what_if_page"), default_timeout=PATIENCE_S)
     app.query_params["set"] = ["workload.trace=/dev/zero"]
     assert not app.run().exception
     assert app.button(key="run")

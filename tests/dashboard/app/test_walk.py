@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ...patience import worked_s
 from .screen import PAGES, PLOT, Screen, Server, children, command_line, started
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def test_compare_tells_the_differences(screen: Screen) -> None:
     screen.leave_out("caching", "pooled")
     screen.run()
     screen.says("Numbers and differences")
-    assert screen.page.locator(PLOT).count() >= 4
+    screen.expect(screen.page.locator(PLOT).nth(3)).to_be_visible()
     said = subprocess.run([*command_line(*screen.command().split()[1:]), "--json"], capture_output=True, check=True)
     assert set(json.loads(said.stdout)) >= {"paged", "doubling"}
 
@@ -208,8 +209,7 @@ def test_a_run_that_is_killed_is_told_and_the_next_one_runs(screen: Screen, serv
     screen.open("what-if", ENDLESS)
     screen.button_that_starts().click()
     screen.says(re.compile(r"of 900,000 requests"))
-    busy = max(children(server.process.pid), key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[13]))
-    os.kill(busy, signal.SIGKILL)
+    os.kill(max(children(server.process.pid), key=worked_s), signal.SIGKILL)
     screen.says("ended from outside")
     screen.shot("what-if-lost")
     screen.open("what-if", (*SMALL, "seed=3"))
@@ -232,7 +232,7 @@ def test_the_keyboard_reaches_the_knobs_and_starts(screen: Screen) -> None:
             break
     assert {*knobs, "Run"} <= set(reached), reached
     screen.page.keyboard.press("Enter")
-    screen.page.locator(PLOT).first.wait_for()
+    screen.expect(screen.page.get_by_test_id("stMetric")).to_have_count(5)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
