@@ -105,7 +105,6 @@ def show() -> None:
         st.caption(as_text(text(LEFT_OUT, name=name, why=why_text(why))))
     if complete and there:
         _results(there)
-        error_bars.show(SLOT, there)
     else:
         st.info(text(EMPTY))
     st.markdown(f"**{text(COMMAND)}**")
@@ -159,6 +158,7 @@ def _results(results: Mapping[str, Result]) -> None:
     numbers = st.column_config.NumberColumn(format="%.4g")
     shown = dict.fromkeys(table.columns[1:], numbers)
     st.dataframe(table, hide_index=True, column_config=shown, height="content", placeholder="–")
+    error_bars.show(SLOT, results)
     for title, figure in (
         (MEMORY, memory_over_time),
         (SERVER, server_over_time),

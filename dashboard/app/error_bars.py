@@ -29,6 +29,8 @@ from hbmtwin.dashboard.error_bar_words import (
 from hbmtwin.sim.phrases import Phrase
 
 SLOT = "error-bars"
+UNBROKEN = "\N{NO-BREAK SPACE}"
+"""Between a number and its unit."""
 TITLE = Phrase("Error bars", "误差范围")
 ASK = Phrase("How far may these numbers be off? ({runs} runs)", "这些数字可能偏差多少？（{runs} 次运行）")
 ASK_HELP = Phrase(
@@ -80,13 +82,14 @@ def show(page: str, results: Mapping[str, Result]) -> None:
 def _one(name: str, told: Told) -> None:
     for sentence in sentences(told, name, lang()):
         st.markdown(as_text(sentence))
-    st.dataframe(pd.DataFrame(bar_rows(told, lang()), columns=bar_header(lang())), hide_index=True, height="content")
+    rows = [(row[0], *(cell.replace(" ", UNBROKEN) for cell in row[1:4]), *row[4:]) for row in bar_rows(told, lang())]
+    st.table(pd.DataFrame(rows, columns=bar_header(lang())), hide_index=True)
     _ends(name, told)
 
 
 def _several(named: Mapping[str, Told]) -> None:
-    table = pd.DataFrame(compared_rows(named, lang()), columns=[bar_header(lang())[0], *named])
-    st.dataframe(table, hide_index=True, height="content")
+    columns = [bar_header(lang())[0], *(as_text(name) for name in named)]
+    st.table(pd.DataFrame(compared_rows(named, lang()), columns=columns), hide_index=True)
     for sentence in order_sentences(named, lang()):
         st.markdown(as_text(sentence))
     ends = len(next(iter(named.values()))["ends"])
