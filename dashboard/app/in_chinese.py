@@ -1,4 +1,4 @@
-"""A line that says in English what somebody got wrong, in Chinese: by phrases whose places take what they find.
+"""A line in English of what somebody got wrong, or of a run's notes, in Chinese: by phrases with places for the rest.
 
 ::
 
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from string import Formatter
 from typing import NamedTuple
 
+from hbmtwin.dashboard.app.run_notes import NOTES
 from hbmtwin.dashboard.app.wrong_capacity import CAPACITY
 from hbmtwin.dashboard.app.wrong_files import FILES
 from hbmtwin.dashboard.app.wrong_policies import POLICIES
@@ -32,14 +33,14 @@ from hbmtwin.sim.phrases import Phrase
 
 TOLD = frozenset(("said", "what", "why", "whose", "cure"))
 """Places that hold English, which is translated by the same tables."""
-ONE_WORD = frozenset(("key", "distribution"))
+ONE_WORD = frozenset(("key", "distribution", "low"))
 """Places that hold a word without a blank."""
 LONGEST = 4_000
 """Letters of a line that is read: the longest that is raised lists the devices of the catalog, in a tenth of it."""
-DEEPEST = 6
-"""Pieces within pieces, and keys before keys: ``workload.trace: file:3: what; cure`` has four."""
-HEAD = re.compile(r"--.+|\w+\([\w, ]+\)|[^\s：]+")
-"""What may stand before a colon: an option with its value, a rule with its numbers, a key path, a file."""
+DEEPEST = 10
+"""Pieces within pieces, and keys before keys: ``workload.trace: file:3: what; cure`` has four, a list one a part."""
+HEAD = re.compile(r"--.+|\w+\([\w, ]+\)|[^\s：]+( = \S+)?")
+"""What may stand before a colon: an option, a rule or a key path, with what was given for it; a file."""
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 SENTENCE = re.compile(r"[a-z]+ [a-z]+ [a-z]+")
 """Words in a row: no name, list or number has them."""
@@ -98,7 +99,8 @@ def _all() -> Iterator[tuple[str, str]]:
     yield from TRAFFIC
     yield from FILES
     yield from CAPACITY
-    yield from ((row.en, row.zh) for row in ROWS if row.refuses)
+    yield from NOTES
+    yield from ((row.en, row.zh) for row in ROWS)
     yield from (said for said in vars(objections).values() if isinstance(said, Phrase))
 
 

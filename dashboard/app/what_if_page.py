@@ -19,7 +19,7 @@ from hbmtwin.dashboard.app.language import as_text, basis_of, lang, text
 from hbmtwin.dashboard.app.settings_link import command, settings_of
 from hbmtwin.dashboard.app.theme import draw, draw_brushed
 from hbmtwin.dashboard.app.timeline_figure import timeline
-from hbmtwin.dashboard.app.wrong import show_wrong
+from hbmtwin.dashboard.app.wrong import show_wrong, why_text
 from hbmtwin.dashboard.figures import latency_by_turn
 from hbmtwin.dashboard.palette import ALARM
 from hbmtwin.dashboard.remarks import remarks
@@ -141,7 +141,7 @@ def _result(result: Result) -> None:
     if notes:
         with st.expander(text(NOTES)):
             for note in notes:
-                st.markdown(f"- {as_text(note)}")
+                st.markdown(f"- {as_text(why_text(note))}")
 
 
 def _figures(s: dict[str, Any]) -> None:

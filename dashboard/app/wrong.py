@@ -35,7 +35,7 @@ def wrong_text(error: Exception | str) -> str:
 
 
 def why_text(why: str) -> str:
-    """A reason within a sentence, as it was raised; in Chinese where that is known."""
+    """A reason within a sentence, or a note of a run, as it is in English; in Chinese where that is known."""
     return why if lang() == "en" else in_chinese(why) or why
 
 

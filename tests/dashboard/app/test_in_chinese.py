@@ -15,6 +15,7 @@ from hbmtwin.dashboard.app import in_chinese as told
 from hbmtwin.dashboard.app import worker
 from hbmtwin.dashboard.app.in_chinese import pattern_of
 from hbmtwin.dashboard.app.knobs import settings_of_file
+from hbmtwin.dashboard.app.run_notes import NOTES
 from hbmtwin.dashboard.app.wrong_capacity import CAPACITY
 from hbmtwin.dashboard.app.wrong_files import FILES
 from hbmtwin.dashboard.app.wrong_policies import POLICIES
@@ -175,7 +176,9 @@ def names() -> set[str]:
     return found | NAMES | {*PRESETS, *devices(), *models(), *workload_presets()}
 
 
-ENGLISH = {word for p in OURS for word in words(p.en)} - {word for p in OURS for word in words(p.zh)} - names()
+ENGLISH = (
+    {w for p in (*OURS, *NOTES) for w in words(p.en)} - {w for p in (*OURS, *NOTES) for w in words(p.zh)} - names()
+)
 """What English sentences are made of and Chinese ones are not."""
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hbmtwin.api import DoesNotFit, Scenario, ScenarioError
 from hbmtwin.dashboard.app import language
-from hbmtwin.dashboard.app.wrong import wrong_text
+from hbmtwin.dashboard.app.wrong import why_text, wrong_text
 from hbmtwin.sim.server_plan import ServerPlan
 
 
@@ -66,3 +66,10 @@ def test_a_setting_is_told_in_chinese_and_what_is_not_known_in_english_behind_it
     with pytest.raises(ScenarioError) as many:
         Scenario.load(overrides=[f"kv_cache.key{i}=1" for i in range(700)])
     assert told(many.value)[4:] == ["kv_cache.key4：没有此参数；是否指 'kv_cache.dtype'？", "另有 695 处"]
+
+
+def test_a_note_is_in_the_language_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    note, other = "kv_cache.growth does not concern the policy 'paged'", "KV 使用率高于 90.0 %"
+    assert why_text(note) == note
+    monkeypatch.setitem(language.st.session_state, language.KEY, "zh")
+    assert [why_text(note), why_text(other)] == ["kv_cache.growth 与策略 'paged' 无关", other]
