@@ -20,6 +20,8 @@ import pytest
 
 from hbmtwin.sim.scenario import PRESETS
 
+from .patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r'```python title="allocators/(\w+)\.py"\n(.*?)```', PAGE, re.DOTALL))
@@ -59,7 +61,7 @@ class Site:
             env=inherited | {"PYTHONPATH": str(self.path), "COLUMNS": "200"},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=5 * PATIENCE_S,
         )
 
     def hbmtwin(self, *arguments: str) -> str:

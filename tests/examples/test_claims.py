@@ -104,7 +104,7 @@ def program() -> Iterator[ModuleType]:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command that docs/claims.md names."""
     command = [sys.executable, str(CLAIMS), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=5 * PATIENCE_S, check=False)
 
 
 @pytest.fixture(scope="module")
