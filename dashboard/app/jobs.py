@@ -15,7 +15,7 @@ import streamlit as st
 from hbmtwin.api import Result, Scenario, scenario_key
 from hbmtwin.dashboard.app.kept_results import KeptResults
 from hbmtwin.dashboard.app.language import text
-from hbmtwin.dashboard.app.session_tasks import SessionTasks
+from hbmtwin.dashboard.app.session_tasks import Departed, SessionTasks
 from hbmtwin.dashboard.app.settings_link import settings_of
 from hbmtwin.dashboard.app.workers import Task, TooManyJobs, Workers
 from hbmtwin.dashboard.app.wrong import show_wrong
@@ -50,13 +50,14 @@ class Shared(NamedTuple):
 
     workers: Workers
     kept: KeptResults
+    departed: Departed
 
 
 @st.cache_resource(show_spinner=False)
 def shared() -> Shared:
     """The one set of workers, and the one directory of results."""
     kept = KeptResults()
-    return Shared(Workers(finished=lambda task: kept.make_room()), kept)
+    return Shared(Workers(finished=lambda task: kept.make_room()), kept, Departed())
 
 
 @st.cache_resource(show_spinner=False, max_entries=LOADED)
@@ -129,6 +130,14 @@ def task_of(slot: str) -> Task | None:
     return _tasks().get(slot)
 
 
+def _task_for(slot: str, key: str) -> Task | None:
+    """As :func:`task_of`; where there is none, that of a lost session which waits for the same, as before a reload."""
+    task = task_of(slot)
+    if task is None and (task := shared().departed.take(slot, key)) is not None:
+        _tasks()[slot] = task
+    return task
+
+
 def leave(slot: str) -> None:
     """Wait for it no longer."""
     if (task := _tasks().pop(slot, None)) is not None:
@@ -137,7 +146,7 @@ def leave(slot: str) -> None:
 
 def _tasks() -> SessionTasks:
     if "tasks" not in st.session_state:
-        st.session_state["tasks"] = SessionTasks(shared().workers)
+        st.session_state["tasks"] = SessionTasks(shared().workers, shared().departed)
     tasks: SessionTasks = st.session_state["tasks"]
     _connected(tasks)
     return tasks
@@ -192,7 +201,7 @@ def done(slot: str, key: str, words: Callable[[Mapping[str, Any]], tuple[float, 
     *key* is that of the job that the page would start now: what became of another is told when its settings are back. A
     page stops where it has drawn progress: call :func:`busy` first if it should not.
     """
-    task = task_of(slot)
+    task = _task_for(slot, key)
     if task is None:
         return None
     if not task.ended:
@@ -220,5 +229,5 @@ def busy(slot: str) -> bool:
 
 def under_way(slot: str, key: str) -> bool:
     """Whether that very job is under way there; another gives way to it."""
-    task = task_of(slot)
+    task = _task_for(slot, key)
     return task is not None and not task.ended and task.key == key

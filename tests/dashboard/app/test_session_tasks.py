@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from hbmtwin.dashboard.app import session_tasks
-from hbmtwin.dashboard.app.session_tasks import GRACE_S, SessionTasks
+from hbmtwin.dashboard.app.session_tasks import GRACE_S, Departed, SessionTasks
 from hbmtwin.dashboard.app.workers import Task
 
 from ...patience import PATIENCE_S, until
@@ -55,7 +55,7 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> list[Timer]:
 
 
 def test_a_session_that_is_gone_leaves_its_tasks_once(left: Left) -> None:
-    tasks = SessionTasks(left, grace_s=0.01)
+    tasks = SessionTasks(left, Departed(), grace_s=0.01)
     one, other = Task("a", {}), Task("b", {})
     tasks["run"], tasks["cures"] = one, other
     tasks.came()
@@ -68,7 +68,7 @@ def test_a_session_that_is_gone_leaves_its_tasks_once(left: Left) -> None:
 
 
 def test_one_that_comes_again_in_time_keeps_them(left: Left, timers: list[Timer]) -> None:
-    tasks = SessionTasks(left)
+    tasks = SessionTasks(left, Departed())
     task = tasks["run"] = Task("a", {})
     tasks.went()
     tasks.came()
@@ -84,3 +84,29 @@ def test_one_that_comes_again_in_time_keeps_them(left: Left, timers: list[Timer]
     assert (second.after_s, second.started, second.cancelled) == (GRACE_S, True, False)
     second.ring(*second.args)
     assert left.tasks == [task]
+
+
+def test_a_page_that_is_loaded_anew_takes_over_what_it_asked_for_before(left: Left, timers: list[Timer]) -> None:
+    departed = Departed()
+    before = SessionTasks(left, departed)
+    run, other = before["run"], before["cures"] = Task("a", {}), Task("b", {})
+    assert departed.take("run", "a") is None  # that session is there
+    before.went()
+    assert departed.take("run", "b") is None  # of other settings
+    assert departed.take("cures", "a") is None
+    assert departed.take("run", "a") is run
+    assert departed.take("run", "a") is None  # nobody else gets it
+    (timer,) = timers
+    timer.ring(*timer.args)
+    assert left.tasks == [other]
+    assert departed.take("cures", "b") is None
+
+
+def test_what_a_session_has_that_came_again_is_its_own(left: Left, timers: list[Timer]) -> None:
+    departed = Departed()
+    tasks = SessionTasks(left, departed)
+    tasks["run"] = Task("a", {})
+    tasks.went()
+    tasks.came()
+    assert departed.take("run", "a") is None
+    assert list(tasks) == ["run"]
