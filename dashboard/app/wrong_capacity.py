@@ -33,6 +33,7 @@ CAPACITY = (
         "{part} has {count} values; at most {most}: take a larger step",
         "{part} 有 {count} 个取值；最多 {most} 个：请增大步长",
     ),
+    Phrase("all {count} combinations are illegal, the first: {said}", "{count} 个组合全部不合法，第一个：{said}"),
     # --load
     Phrase(
         "write it as users=10:200:10 (or :x1.5 for steps by a factor, or users=10,20,50)",

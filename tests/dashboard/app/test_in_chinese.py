@@ -31,6 +31,7 @@ from hbmtwin.sim.scenario import known_keys
 from hbmtwin.sim.scheduler import schedulers
 from hbmtwin.sim.server_plan import ServerPlan
 from hbmtwin.sim.sweep.grid import parse_grid
+from hbmtwin.sim.sweep.sweep import points_of
 from hbmtwin.sim.traffic import source_of
 from hbmtwin.workloads.formats.traces import FORMATS
 
@@ -49,11 +50,12 @@ NOT_PROVOKED = {
 
 
 def lines_of(asked: Callable[..., object], *args: Any, **options: Any) -> list[str]:
-    """What it raises, which it must, a line each."""
+    """What it raises, which it must, a line each, behind the words that say where."""
     try:
         asked(*args, **options)
     except Exception as error:
-        return str(error).splitlines()
+        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        return f"{where}{error}".splitlines()
     raise AssertionError(f"nothing is wrong with {args} {options}")
 
 
@@ -100,6 +102,7 @@ def everything(folder: Path) -> Iterator[str]:
     for grid in wrong.GRIDS:
         yield from lines_of(parse_grid, grid)
     yield from lines_of(parse_grid, ["workload.users=1"], ["workload.users=3"])
+    yield from lines_of(points_of, None, parse_grid(["workload.users=1,2"]), overrides=[wrong.RATE])
     for load in (*wrong.LOADS, *wrong.MORE_LOADS):
         yield from lines_of(parse_load, load)
     for load, setting in wrong.UNFIT_LOADS:
