@@ -10,6 +10,7 @@ from typing import Any
 from hbmtwin.api import Result, Scenario, error_bars, error_bars_to_dicts
 from hbmtwin.api import run as simulate
 
+from ..known_figures import known_figures
 from ..tiny_scenario import TINY
 
 Shell = Callable[..., Any]
@@ -22,18 +23,20 @@ def tiny(folder: Path) -> str:
 
 
 def test_a_run_has_its_bars_in_text_in_json_and_in_its_result(shell: Shell, tmp_path: Path) -> None:
-    asked = ("run", tiny(tmp_path), *SHORT, "--error-bars")
+    known = known_figures(tmp_path / "known.json", host_layer_ns=(450_000, 1_000_000))
+    asked = ("run", tiny(tmp_path), *SHORT, *(word for one in known for word in ("--set", one)), "--error-bars")
     code, out, err = shell(*asked, "--out", "mine")
     assert code == 0
-    assert err.endswith("note: error bars take 33 further runs\n")
+    assert err.endswith("note: error bars take 2 further runs\n")
     bars = out.partition("Error bars\n")[2]
-    assert "host_layer_ns" in bars
-    assert "One uncertain figure at a time at its low or its high end, 33 ends in all" in bars
-    assert "the run: held, and so at all 33 ends." in bars
+    assert "host_layer_ns 1,000 µs" in bars
+    assert "One uncertain figure at a time at its low or its high end, 2 ends in all" in bars
+    assert "the run: held, and so at all 2 ends." in bars
+    assert "host_layer_ns: calibrated: profile known, 1 points, confidence L" in bars
     kept = Result.load(tmp_path / "mine")
     told = json.loads(shell(*asked, "--json").out)["error_bars"]
     assert told == kept.summary["error_bars"]
-    result = {"x": simulate(Scenario.load(tmp_path / "tiny.toml", overrides=SHORT[1::2]))}
+    result = {"x": simulate(Scenario.load(tmp_path / "tiny.toml", overrides=(*SHORT[1::2], *known)))}
     assert told == error_bars_to_dicts(error_bars(result, jobs=1))["x"]
 
 
@@ -59,7 +62,16 @@ def test_a_comparison_has_the_order_of_its_runs(shell: Shell, tmp_path: Path) ->
     ) in said
     kept = Result.load(tmp_path / "mine" / "paged").summary["error_bars"]
     assert kept["order"]["ttft_p99_s"]["doubling"]["below"] == 31
-    assert json.loads(shell(*asked, "--json").out)["paged"]["error_bars"] == kept
+
+
+def test_where_all_figures_are_known_nothing_is_run_again(shell: Shell, tmp_path: Path) -> None:
+    known = [word for setting in known_figures(tmp_path / "known.json") for word in ("--set", setting)]
+    code, out, err = shell("run", tiny(tmp_path), *SHORT, *known, "--error-bars")
+    assert (code, "further runs" in err) == (0, False)
+    assert out.endswith("Error bars\nNo figure behind this run has a range.\n")
+    told = json.loads(shell("run", "tiny.toml", *SHORT, *known, "--error-bars", "--json").out)["error_bars"]
+    assert told["ends"] == []
+    assert told["bars"]["ttft_p99_s"]["least"] == told["bars"]["ttft_p99_s"]["value"]
 
 
 def test_nothing_is_run_again_unless_asked(shell: Shell, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hbmtwin.sim.capacity.plan_file import in_both_languages
 from hbmtwin.sim.capacity.plan_words import sentences as sentences_of_plan
 from hbmtwin.sim.phrases import Lang
 
+from ...known_figures import known_figures
 from ...patience import PATIENCE_S, until
 from ...sim.capacity.plans_by_hand import PLAN
 
@@ -186,9 +187,12 @@ def test_a_bad_address_is_told_and_the_knobs_stay(setting: str, told: str) -> No
     assert app.selectbox
 
 
-def test_error_bars_are_those_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    app = run_it(page("what_if_page", settings=SMALL))
-    assert app.button(key="ask-error-bars").label == "How far may these numbers be off? (33 runs)"
+UNCERTAIN = {"kv_bandwidth_efficiency": (0.31, 0.8), "host_layer_ns": (450_000, 650_000)}
+
+
+def test_error_bars_are_those_of_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    app = run_it(page("what_if_page", settings=(*SMALL, *known_figures(tmp_path / "known.json", **UNCERTAIN))))
+    assert app.button(key="ask-error-bars").label == "How far may these numbers be off? (3 runs)"
     assert "--error-bars" not in app.code[-1].value
     app = click(app, "ask-error-bars")
     assert not app.exception
@@ -202,6 +206,12 @@ def test_error_bars_are_those_of_the_command_line(capsys: pytest.CaptureFixture[
     assert list(app.dataframe[-1].value["at"]) == [row[1] for row in end_rows(told)]
     for sentence in sentences(told, "the run"):
         assert sentence in said(app)
+
+
+def test_where_all_figures_are_known_no_error_bar_is_asked_for(tmp_path: Path) -> None:
+    app = run_it(page("what_if_page", settings=(*SMALL, *known_figures(tmp_path / "known.json"))))
+    assert "No figure behind this run has a range." in said(app)
+    assert "ask-error-bars" not in [button.key for button in app.button]
 
 
 def test_why_a_run_failed_stands_until_the_settings_change() -> None:
@@ -263,12 +273,14 @@ def test_compare_is_the_runs_of_the_command_line_and_their_differences() -> None
     assert "--variant small:kv_cache.block_size=16" in app.code[-1].value
 
 
-def test_error_bars_of_a_comparison_tell_where_its_order_turns(capsys: pytest.CaptureFixture[str]) -> None:
-    app = page("compare_page", settings=(*SMALL, "workload.output_tokens=40"))
+def test_error_bars_of_a_comparison_tell_where_its_order_turns(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    app = page("compare_page", settings=(*SMALL, *known_figures(tmp_path / "known.json", **UNCERTAIN)))
     app.text_area(key="variants").input("small:kv_cache.block_size=16").run()
     app.button_group(key="policies").set_value(["paged"]).run()
     app = run_it(app)
-    assert app.button(key="ask-error-bars").label == "How far may these numbers be off? (66 runs)"
+    assert app.button(key="ask-error-bars").label == "How far may these numbers be off? (6 runs)"
     app = click(app, "ask-error-bars")
     assert not app.exception
     capsys.readouterr()
