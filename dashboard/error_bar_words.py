@@ -235,6 +235,13 @@ def mover_of(told: Told) -> tuple[str, str] | None:
     return next(((measure, figure) for measure, figure in moved if figure is not None), None)
 
 
+def origin_text(told: Told) -> str:
+    """Where the figure that moves it most comes from, as the catalog or the profile has it; empty if nothing moves."""
+    mover = mover_of(told)
+    bases = [end["basis"] for end in told["ends"] if mover is not None and end["figure"] == mover[1]]
+    return f"{mover[1]}: {bases[0]}" if mover is not None and bases and bases[0] is not None else ""
+
+
 def most_sentence(told: Told, lang: Lang = "en") -> str:
     """Which figure moves TTFT p99 most, and how far; of another number where that does not move."""
     mover = mover_of(told)

@@ -15,7 +15,7 @@ def figure_text(name: str, value: float) -> str:
     if key.endswith("flops_per_s"):
         return f"{value / 1e12:,.4g} TFLOP/s"
     if key.endswith("_ns"):
-        return f"{value / 1e3:,.4g} µs"
+        return f"{value / 1e3:,.4g} µs" if value < 1e7 else f"{value / 1e6:,.4g} ms"  # no 2e+04
     if key.endswith(("_efficiency", "_overlap")):
         return f"{100 * value:.1f} %"
     return f"{value:,.10g}"

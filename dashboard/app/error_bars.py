@@ -23,6 +23,7 @@ from hbmtwin.dashboard.error_bar_words import (
     fate_sentence,
     most_sentence,
     order_sentences,
+    origin_text,
     sentences,
     shown,
 )
@@ -84,6 +85,7 @@ def _one(name: str, told: Told) -> None:
         st.markdown(as_text(sentence))
     rows = [(row[0], *(cell.replace(" ", UNBROKEN) for cell in row[1:4]), *row[4:]) for row in bar_rows(told, lang())]
     st.table(pd.DataFrame(rows, columns=bar_header(lang())), hide_index=True)
+    st.caption(as_text(origin_text(told)))
     _ends(name, told)
 
 
@@ -96,6 +98,7 @@ def _several(named: Mapping[str, Told]) -> None:
     st.caption(as_text(text(ONE_AT_A_TIME, ends=ends)))
     for name, told in named.items():
         st.markdown(as_text(f"{fate_sentence(told, name, lang())} {most_sentence(told, lang())}"))
+    st.caption(as_text(origin_text(next(iter(named.values())))))
     for name, told in named.items():
         _ends(name, told)
 

@@ -17,8 +17,8 @@ from hbmtwin.dashboard.error_bar_words import (
     compared_rows,
     fate_sentence,
     most_sentence,
-    mover_of,
     order_sentences,
+    origin_text,
     sentences,
 )
 from hbmtwin.sim.phrases import Said
@@ -57,8 +57,5 @@ def _several(console: Console, named: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _origin(console: Console, told: Mapping[str, Any]) -> None:
     """Of the figure that moves it most: those of all stand in the JSON."""
-    if (mover := mover_of(told)) is None:
-        return
-    end = next(end for end in told["ends"] if end["figure"] == mover[1])
-    if end["basis"] is not None:
-        console.print(Text(f"{mover[1]}: {end['basis']}", style="dim"))
+    if origin := origin_text(told):
+        console.print(Text(origin, style="dim"))
