@@ -51,7 +51,8 @@ MEASURES = {
     "peak_reserved_bytes": Phrase("peak reserved", "预留峰值"),
     "died_at_s": Phrase("early end", "提前结束时刻"),
 }
-MOVER = ("ttft_p99_s", "tpot_p99_s", "output_tokens_per_s", "peak_reserved_bytes", "died_at_s")
+FIRST = ("ttft_p99_s", "tpot_p99_s", "output_tokens_per_s", "peak_reserved_bytes", "died_at_s")
+MOVER = (*FIRST, *(measure for measure in MEASURES if measure not in FIRST))
 """Of the first of these that moves at all it is told what moves it most."""
 HEADER = (
     *(Phrase("number", "指标"), Phrase("least", "最小"), Phrase("the run", "本次运行"), Phrase("most", "最大")),
@@ -102,8 +103,10 @@ NOT_AT = Phrase(
     "{a} and {b} cannot be compared at {count} of {ends} ends", "{ends} 种取值中有 {count} 种使 {a} 与 {b} 无法比较"
 )
 LEFT_OUT = Phrase("not among them: {names}, which ended early", "未参与排序：{names}（提前结束）")
+WITHOUT = Phrase("not among them: {names}, without such a number", "未参与排序：{names}（没有该指标）")
 NO_ORDER = Phrase(
-    "Times are not put in order: fewer than two runs went to their end.", "跑完全程的运行不足两个，时延不作排序。"
+    "Not put in order, as fewer than two runs went to their end and have such a number: {measures}.",
+    "跑完全程且有该指标的运行不足两个，不作排序：{measures}。",
 )
 
 
@@ -147,7 +150,8 @@ def bar_rows(told: Told, lang: Lang = "en", *, names: bool = False) -> list[tupl
 
 
 def _still(bar: Told) -> bool:
-    return bool(bar["least"] == bar["most"])
+    """Not so where the run itself has no such number, as of a death at one end only."""
+    return bool(bar["least"] == bar["value"] == bar["most"])
 
 
 def _extreme_at(end: Told | None, lang: Lang, names: bool) -> str:
@@ -201,7 +205,7 @@ def sentences(told: Told, name: str, lang: Lang = "en") -> list[str]:
     if not told["ends"]:
         return [Said.of(NONE).text(lang)]
     one = Said.of(ONE_AT_A_TIME, ends=len(told["ends"])).text(lang)
-    return [one, fate_sentence(told, name, lang), most_sentence(told, lang)]
+    return [one, fate_sentence(told, name, lang), *filter(None, [most_sentence(told, lang)])]
 
 
 def fate_sentence(told: Told, name: str, lang: Lang = "en") -> str:
@@ -243,10 +247,14 @@ def origin_text(told: Told) -> str:
 
 
 def most_sentence(told: Told, lang: Lang = "en") -> str:
-    """Which figure moves TTFT p99 most, and how far; of another number where that does not move."""
+    """Which figure moves TTFT p99 most, and how far; of another number where that does not move.
+
+    Empty where numbers do not move, and yet a run ends in another way: that sentence tells it.
+    """
     mover = mover_of(told)
     if mover is None:
-        return Said.of(NOTHING_MOVES).text(lang)
+        alike = all(end["outcome"] == told["outcome"] for end in told["ends"])
+        return Said.of(NOTHING_MOVES).text(lang) if alike else ""
     measure, figure = mover
     found = [told["bars"][measure]["value"], *(end[measure] for end in told["ends"] if end["figure"] == figure)]
     there = [value for value in found if value is not None]
@@ -280,18 +288,28 @@ def _span(measure: str, bar: Told, lang: Lang) -> str:
 
 def order_sentences(named: Mapping[str, Told], lang: Lang = "en") -> list[str]:
     """For each number by which runs are compared: who is below whom, and at which ends that is not so."""
-    said, unordered = [], False
+    said, unordered = [], list[Said]()
     for measure in next(iter(named.values()))["order"]:
         ranked = _ranked(measure, named)
         if len(ranked) < 2:
-            unordered = True
+            unordered.append(Said.of(MEASURES[measure]))
             continue
-        parts = [*_pairs(measure, named, ranked, lang)]
-        if out := [name for name in named if name not in ranked]:
-            parts.append(Said.of(LEFT_OUT, names=joined(out, LIST_COMMA, lang)).text(lang))
+        parts = [*_pairs(measure, named, ranked, lang), *_left_out(named, ranked, lang)]
         order = joined(parts, SEMICOLON, lang)
         said.append(Said.of(ORDER, measure=Said.of(MEASURES[measure]), order=order).text(lang))
-    return [*said, Said.of(NO_ORDER).text(lang)] if unordered else said
+    if not unordered:
+        return said
+    measures = joined([measure.text(lang) for measure in unordered], LIST_COMMA, lang)
+    return [*said, Said.of(NO_ORDER, measures=measures).text(lang)]
+
+
+def _left_out(named: Mapping[str, Told], ranked: Sequence[str], lang: Lang) -> Iterator[str]:
+    """Who is not in an order, and why: a run that held may have completed nothing, too."""
+    out = [name for name in named if name not in ranked]
+    early = [name for name in out if named[name]["outcome"] != "held"]
+    for phrase, names in ((LEFT_OUT, early), (WITHOUT, [name for name in out if name not in early])):
+        if names:
+            yield Said.of(phrase, names=joined(names, LIST_COMMA, lang)).text(lang)
 
 
 def _ranked(measure: str, named: Mapping[str, Told]) -> list[str]:

@@ -92,7 +92,7 @@ SENTENCES: dict[Callable[..., object], tuple[Callable[[], object], object]] = {
         [
             "TTFT p99：按现值 paged < doubling；4 种取值中有 1 种使 paged 与 doubling 的次序颠倒（读取 KV 达到的带宽"
             "比例 80.0 %）；4 种取值中有 2 种使 paged 与 doubling 无法比较；未参与排序：caching（提前结束）。",
-            "跑完全程的运行不足两个，时延不作排序。",
+            "跑完全程且有该指标的运行不足两个，不作排序：TPOT p99、端到端 p99。",
         ],
     ),
 }
