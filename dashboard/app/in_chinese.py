@@ -16,7 +16,7 @@ typed) stay letter by letter. Nothing is guessed: a line of which a piece is not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from string import Formatter
 from typing import NamedTuple
 
@@ -108,26 +108,39 @@ PATTERNS = tuple(pattern_of(en, zh) for en, zh in _all())
 
 
 def in_chinese(line: str) -> str | None:
-    """*line* in Chinese; None where a piece of it is not known. O(patterns x len(line))."""
-    return _told(line, DEEPEST, PATTERNS) if len(line) <= LONGEST else None
+    """*line* in Chinese; None where a piece of it is not known. O(patterns x len(line)) a piece, each read once."""
+    return _Reading(PATTERNS).told(line, DEEPEST) if len(line) <= LONGEST else None
 
 
-def _told(line: str, deepest: int, patterns: Iterable[Pattern]) -> str | None:
-    if deepest == 0:
+class _Reading:
+    """One line as it is read: a piece that several phrases leave over is translated once, else their ways multiply."""
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        self._patterns = patterns
+        self._known: dict[tuple[str, int], str | None] = {}
+
+    def told(self, line: str, deepest: int) -> str | None:
+        if deepest == 0:
+            return None
+        piece = line, deepest
+        if piece not in self._known:
+            self._known[piece] = self._read(line, deepest - 1)
+        return self._known[piece]
+
+    def _read(self, line: str, deeper: int) -> str | None:
+        head, colon, rest = line.partition(": ")
+        if colon and HEAD.fullmatch(head) and (said := self.told(rest, deeper)) is not None:
+            return f"{head}：{said}"
+        for pattern in self._patterns:
+            if (values := pattern.values(line)) is None:
+                continue
+            told = {
+                place: self.told(value, deeper) if place in TOLD else _as_it_is(place, value)
+                for place, value in values.items()
+            }
+            if None not in told.values():
+                return pattern.zh.format(**told)
         return None
-    head, colon, rest = line.partition(": ")
-    if colon and HEAD.fullmatch(head) and (said := _told(rest, deepest - 1, patterns)) is not None:
-        return f"{head}：{said}"
-    for pattern in patterns:
-        if (values := pattern.values(line)) is None:
-            continue
-        told = {
-            place: _told(value, deepest - 1, patterns) if place in TOLD else _as_it_is(place, value)
-            for place, value in values.items()
-        }
-        if None not in told.values():
-            return pattern.zh.format(**told)
-    return None
 
 
 def _as_it_is(place: str, value: str) -> str | None:

@@ -208,7 +208,7 @@ def used_in(lines: Iterable[str], phrases: tuple[Phrase, ...] = OURS) -> set[Phr
     """Those of *phrases* that translate a piece of one of these lines."""
     marked = [pattern_of(phrase.en, f"⟦{at}⟧{phrase.zh}") for at, phrase in enumerate(phrases)]
     others = [pattern_of(en, zh) for en, zh in told._all() if Phrase(en, zh) not in phrases]
-    found = (told._told(line, told.DEEPEST, [*marked, *others]) or "" for line in lines)
+    found = (told._Reading([*marked, *others]).told(line, told.DEEPEST) or "" for line in lines)
     return {phrases[int(at)] for chinese in found for at in re.findall(r"⟦(\d+)⟧", chinese)}
 
 
@@ -257,7 +257,13 @@ def test_what_somebody_typed_stays_letter_by_letter() -> None:
     assert told.in_chinese(f"seed: input should be a valid integer, not {typed}") == f"seed：须为整数，不能是 {typed}"
 
 
-@pytest.mark.parametrize("piece", ["a: ", "x, not ", "; did you mean ", "{value}", "1 of 2 is 3; it must be "])
+MANY_WAYS = "a: x bad lines were skipped; the first: x is no number; "
+"""Several phrases leave the same rest over: a line takes 2 s where it is read once for each way to it."""
+
+
+@pytest.mark.parametrize(
+    "piece", ["a: ", "x, not ", "; did you mean ", "{value}", "1 of 2 is 3; it must be ", MANY_WAYS]
+)
 def test_no_text_makes_it_slow(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: how often a line is held against a phrase."""
     asked = 0
@@ -270,7 +276,7 @@ def test_no_text_makes_it_slow(piece: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(told.Pattern, "values", counted)
     assert told.in_chinese((piece * told.LONGEST)[: told.LONGEST]) is None
-    assert asked < 60 * len(told.PATTERNS)
+    assert asked < 120 * len(told.PATTERNS)
     assert told.in_chinese(REAL + "x" * told.LONGEST) is None
 
 
