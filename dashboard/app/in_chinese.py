@@ -39,8 +39,8 @@ LONGEST = 4_000
 """Letters of a line that is read: the longest that is raised lists the devices of the catalog, in a tenth of it."""
 DEEPEST = 10
 """Pieces within pieces, and keys before keys: ``workload.trace: file:3: what; cure`` has four, a list one a part."""
-HEAD = re.compile(r"--.+|\w+\([\w, ]+\)|[^\s：]+( = \S+)?")
-"""What may stand before a colon: an option, a rule or a key path, with what was given for it; a file."""
+HEAD = re.compile(r"--.+|\w+\([\w, ]+\)|[^\s：'\"`][^\s：]*( = \S+)?")
+"""What may stand before a colon: an option, a rule or a key path, with what was given for it; a file. Not a quote."""
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 SENTENCE = re.compile(r"[a-z]+ [a-z]+ [a-z]+")
 """Words in a row: no name, list or number has them."""

@@ -255,6 +255,8 @@ def test_english_that_is_left_is_found() -> None:
 def test_what_somebody_typed_stays_letter_by_letter() -> None:
     typed = "'did you mean, not {value}; 是否 %s {0}'"
     assert told.in_chinese(f"seed: input should be a valid integer, not {typed}") == f"seed：须为整数，不能是 {typed}"
+    no_setting = "kv_cache.options: 'x: y' is no further setting of the policy 'paged'"
+    assert told.in_chinese(no_setting) == "kv_cache.options：'x: y' 不是策略 'paged' 的其他设置"
 
 
 MANY_WAYS = "a: x bad lines were skipped; the first: x is no number; "
