@@ -257,3 +257,23 @@ def test_every_screen_in_both_themes_and_languages(browser: Browser, server: Ser
         screen.shot(f"{place or 'fit'}-{lang}-{scheme}")
     assert screen.page.evaluate("document.documentElement.lang") in ("en", "zh")
     screen.context.close()
+
+
+@pytest.mark.parametrize(("scheme", "lang", "seed"), [("light", "en", 11), ("dark", "zh", 12)])
+def test_error_bars_are_asked_for(browser: Browser, server: Server, scheme: str, lang: str, seed: int) -> None:
+    screen = Screen(browser, server, scheme)
+    for place in ("what-if", "compare"):
+        screen.open(place, (*SMALL, f"seed={seed}"), lang)
+        if place == "compare":
+            screen.leave_out("caching", "pooled")
+        screen.run()
+        ask = "How far may these numbers" if lang == "en" else "这些数字可能"
+        screen.main().get_by_role("button", name=ask).click()
+        heading = "Error bars" if lang == "en" else "误差范围"
+        screen.expect(screen.main().get_by_role("heading", name=heading)).to_be_visible()
+        screen.settled(PAGES[place].titles[lang == "zh"])
+        assert " --error-bars" in screen.command()
+        assert screen.page.get_by_test_id("stException").count() == 0
+        assert screen.fits()
+        screen.shot(f"{place}-error-bars-{lang}-{scheme}")
+    screen.context.close()
