@@ -16,6 +16,7 @@ import typer
 from hbmtwin.cli.exits import DOES_NOT_FIT, OK, UsageError
 from hbmtwin.cli.options import FailOnOom, FailOnSlo, Json, Overrides, ScenarioFile, Seed, Variants
 from hbmtwin.cli.output import json_text, stdout
+from hbmtwin.cli.places import check_directory_place
 from hbmtwin.cli.process import machine_memory_bytes
 
 if TYPE_CHECKING:
@@ -241,14 +242,18 @@ def check_rows(scenario: Scenario) -> None:
 
 
 def _check_target(out: Path | None) -> None:
-    """Refuse a directory that cannot be replaced before the run, not after it."""
+    """Refuse a directory that cannot be made or replaced before the runs, not after them."""
     from hbmtwin.api import ResultError, check_replaceable
 
+    if out is None:
+        return
     try:
-        if out is not None:
-            check_replaceable(out)
+        check_replaceable(out)
     except ResultError as error:
         raise UsageError(str(error)) from None
+    except OSError as error:  # a name that is too long, a directory that nobody may look into
+        raise UsageError(f"--out: {out} cannot be written: {error.strerror}; name another directory") from None
+    check_directory_place("--out", out)
 
 
 def _with_wall(result: Result, wall_s: float) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hbmtwin.api import Result, Scenario, error_bars, error_bars_to_dicts
 from hbmtwin.api import run as simulate
 
@@ -83,3 +85,21 @@ def test_nothing_is_run_again_unless_asked(shell: Shell, tmp_path: Path) -> None
 def test_the_help_says_what_it_costs(shell: Shell) -> None:
     for verb in ("run", "compare"):
         assert "Two further runs a figure" in " ".join(shell(verb, "--help").out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+@pytest.mark.parametrize(("out", "why"), [("page/below", "Not a directory"), ("x" * 300, "File name too long")])
+def test_an_out_that_cannot_be_is_told_before_anything_is_run(
+    shell: Shell, tmp_path: Path, verb: str, out: str, why: str
+) -> None:
+    (tmp_path / "page").write_text("", encoding="utf-8")
+    answer = shell(verb, "--error-bars", "--out", out)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: --out: {out} cannot be written: {why}; name ")  # no note of further runs
+    assert [path.name for path in tmp_path.iterdir()] == ["page"]
+
+
+def test_a_trial_of_out_leaves_nothing_behind(shell: Shell, tmp_path: Path) -> None:
+    assert shell("run", "--set", "seed=x", "--out", "new/deep").code == 2
+    assert shell("run", "--set", "model.name=qwen3-32b", "--out", "new/deep").code == 3  # tried, and does not fit
+    assert list(tmp_path.iterdir()) == []
