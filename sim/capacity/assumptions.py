@@ -100,7 +100,7 @@ def assumptions_of(scenario: Scenario) -> tuple[Assumption, ...]:
     plan = ServerPlan(scenario)
     found = [*_of_the_device(scenario, plan.device, plan.profile)]
     for line in plan.budget.lines:
-        if line.item in BUDGET and line.low != line.high and scenario.memory.activation_bytes is None:
+        if line.item in BUDGET and line.low != line.high:
             ends = Ends(line.bytes, line.low, line.high)
             found.append(Assumption(BUDGET[line.item], ends, f"default: {line.source}"))
     return tuple(found)
