@@ -80,6 +80,7 @@ SO_AT_SOME = Phrase(
     "{name}：{how}，{ends} 种取值中有 {alike} 种如此。例外：{others}。",
 )
 ENDED_EARLY = Phrase("ended early", "提前结束")
+SERVED_NOTHING = Phrase("served nothing", "未处理任何请求")
 AND_MORE = Phrase("{told} and {more} more", "{told}及另外 {more} 种")
 WHERE = Phrase("{figure} {value}: {how}", "{figure} {value}：{how}")
 MOVES_MOST = Phrase(
@@ -212,7 +213,8 @@ def fate_sentence(told: Told, name: str, lang: Lang = "en") -> str:
     """How the run ended, and at which ends it ends in another way."""
     ends = told["ends"]
     others = [end for end in ends if end["outcome"] != told["outcome"]]
-    how = Said.of(HELD if told["outcome"] == "held" else ENDED_EARLY)
+    idle = told["bars"]["requests_completed"]["most"] == 0
+    how = Said.of(ENDED_EARLY if told["outcome"] != "held" else SERVED_NOTHING if idle else HELD)
     if not others:
         return Said.of(SO_AT_ALL, name=name, how=how, ends=len(ends)).text(lang)
     places = [

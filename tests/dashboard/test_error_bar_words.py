@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hbmtwin.dashboard.error_bar_words import bar_rows, most_sentence, order_sentences, sentences
+from hbmtwin.dashboard.error_bar_words import bar_rows, fate_sentence, most_sentence, order_sentences, sentences
 from hbmtwin.sim.capacity.error_bars import MEASURES, Outcome, error_bars_to_dicts
 
 from .chinese_of_error_bars import NO_START, bars, died, outcome
@@ -59,3 +59,9 @@ def test_it_names_the_numbers_that_are_not_put_in_order() -> None:
         "end to end p99: a = b at all 4 ends.",
         "Not put in order, as fewer than two runs went to their end and have such a number: TPOT p99.",
     ]
+
+
+def test_a_run_that_went_to_its_end_and_completed_nothing_is_not_said_to_have_held() -> None:
+    told = error_bars_to_dicts({"none": bars(NOTHING, *[NOTHING] * 4)})["none"]
+    assert fate_sentence(told, "none") == "none: served nothing, and so at all 4 ends."
+    assert fate_sentence(told, "none", "zh") == "none：未处理任何请求，全部 4 种取值下均如此。"
