@@ -210,6 +210,7 @@ RUNS: tuple[tuple[str, ...], ...] = (
 """What is found out only as requests are drawn; of the tiny model."""
 
 UPLOADS = (
+    *("[模型]", "a=2024-02-30", 'a="\\xz"', 'a="\\uz"', "[[a]", 'a="\x01"'),
     *("[seed", "a==1", "seed=1 2", "seed=1\nseed=2", "[a]\n[a]", "x={a=1,a=2}", 's="abc', "s='''x", "a=[1", "a={b=1"),
     *('s="\\q"', "=1", "a=\x01", "seed=" + "[" * 4000, "seed=" + "9" * 5000, "kv_cache.x=1", "a\n", "s='\x01'"),
     *("[kv_cache]\nblock_size='x'", b"\xff\xfe", b"a='\xe4\xb8'", b"a='\xe4\xb8"),
