@@ -27,6 +27,8 @@ from typing import Any, Literal
 State = Literal["waiting", "running", "done", "failed", "cancelled", "lost"]
 """``lost``: its process ended without a word, as one does that the system kills for its memory."""
 WORKER = "hbmtwin.dashboard.app.worker"
+UNMENTIONED = "ignore:resource_tracker:UserWarning"
+"""What joblib's trackers say of semaphores when a worker ends in mid-run, as with the app; they clean them up."""
 WARM_UP_AFTER_S = 3.0
 """After a job has ended: importing the simulator takes a second of a core."""
 MOST_WAITING = 64
@@ -190,7 +192,8 @@ class Workers:
 def _kill(process: subprocess.Popen[str]) -> None:
     """End it, and the processes that it has started: they are a session of their own."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGTERM)  # joblib's trackers ignore it, remove what the others leave, and end
+    process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
@@ -201,7 +204,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def _process() -> subprocess.Popen[str]:
     """A worker that waits for its job; Ctrl-C at the app's terminal is the app's."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", WORKER],
+        [sys.executable, "-P", "-W", UNMENTIONED, "-m", WORKER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

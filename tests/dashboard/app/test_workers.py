@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from hbmtwin.api import Result, Scenario, run
-from hbmtwin.dashboard.app.workers import MOST_WAITING, WORKER, Task, TooManyJobs, Workers
+from hbmtwin.dashboard.app.workers import MOST_WAITING, UNMENTIONED, WORKER, Task, TooManyJobs, Workers
 
 from ... import patience
+from ...patience import alive
 
 SMALL = ["workload.num_prompts=5", "workload.request_rate=inf"]
 ENDLESS = ["workload.num_prompts=900000"]
@@ -102,6 +104,31 @@ def test_the_same_job_is_shared_and_ends_when_the_last_leaves(workers: Workers, 
     workers.leave(second)
     assert first.state == "cancelled"
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+@pytest.mark.parametrize("said", [UNMENTIONED, "default"], ids=["as it is", "were it not kept quiet"])
+def test_a_comparison_that_is_left_in_the_midst_leaves_nothing_and_is_not_mentioned(
+    tmp_path: Path, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hbmtwin.dashboard.app.workers.UNMENTIONED", said)
+    workers = Workers(1)
+    policies = ["paged", "doubling"]
+    out = {name: str(tmp_path / name) for name in policies}
+    compare = {"verb": "compare", "settings": ENDLESS, "policies": policies, "variants": {}, "out": out}
+    task = workers.start("a", compare)
+    until(lambda: task._process is not None)
+    assert task._process is not None
+    session = task._process.pid
+    until(lambda: sum("LokyProcess" in line and patience.worked_s(pid) > 1 for pid, line in alive(session).items()) > 1)
+    workers.leave(task)
+    until(lambda: not alive(session))
+    workers.close()
+    left = [
+        path.name for path in Path("/dev/shm").iterdir() if re.search(rf"loky-{session}-|folder_{session}_", path.name)
+    ]
+    assert left == []
+    assert ("leaked" in capfd.readouterr().err) == (said != UNMENTIONED)
 
 
 def test_those_that_wait_have_their_turn(workers: Workers, tmp_path: Path) -> None:
