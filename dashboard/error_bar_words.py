@@ -84,7 +84,7 @@ SERVED_NOTHING = Phrase("served nothing", "未处理任何请求")
 AND_MORE = Phrase("{told} and {more} more", "{told}及另外 {more} 种")
 WHERE = Phrase("{figure} {value}: {how}", "{figure} {value}：{how}")
 MOVES_MOST = Phrase(
-    "{measure} moves most with {figure}: {least} to {most}.",
+    "What moves {measure} most is {figure}: {least} to {most}.",
     "对 {measure} 影响最大的参数：{figure}（{least} 至 {most}）。",
 )
 NOTHING_MOVES = Phrase("No end changes any of these numbers.", "任何取值都不改变这些数字。")

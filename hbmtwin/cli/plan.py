@@ -172,8 +172,11 @@ def _told(question: PlanQuestion, plans: int) -> Iterator[Callable[[int], None]]
     with progress_of_runs() as finished:
 
         def landed(count: int) -> None:
+            nonlocal begin
             finished("a run is")
-            if count == FIRST_RUNS and (left_s := (time.monotonic() - begin) / count * expected) > WORTH_S:
+            if count == 1:
+                begin = time.monotonic()  # before it workers started, which takes longer than a small run
+            if count == FIRST_RUNS and (left_s := (time.monotonic() - begin) / (count - 1) * expected) > WORTH_S:
                 cure = "--quick, or a lower --survive, takes" if question.explain else "a lower --survive takes"
                 print(
                     f"note: about {expected:,} runs, {left_s / 60:.1f} minutes as the first went ({least} that hold "

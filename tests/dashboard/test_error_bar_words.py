@@ -36,7 +36,7 @@ def test_where_no_time_moves_it_tells_what_does() -> None:
     fewer = outcome(0.5, requests_completed=7)
     told = error_bars_to_dicts({"paged": bars(outcome(0.5), outcome(0.5), fewer, outcome(0.5), fewer)})["paged"]
     assert most_sentence(told) == (
-        "completed requests moves most with the share of the bandwidth with which KV is read: 7 to 10."
+        "What moves completed requests most is the share of the bandwidth with which KV is read: 7 to 10."
     )
 
 
