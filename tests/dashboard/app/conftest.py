@@ -1,4 +1,4 @@
-"""The browser that walks the app."""
+"""The browser that walks the app, the app itself, and a window at it, from which nothing else may be asked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .screen import CHROMIUM, PATIENCE_MS
+from .screen import CHROMIUM, PATIENCE_MS, Screen, Server, started
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -24,3 +24,18 @@ def browser() -> Iterator[Browser]:
         launched = playwright.chromium.launch(executable_path=CHROMIUM, args=flags, timeout=PATIENCE_MS)
         yield launched
         launched.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with started(tmp_path_factory.mktemp("dashboard")) as made:
+        yield made
+
+
+@pytest.fixture
+def screen(browser: Browser, server: Server) -> Iterator[Screen]:
+    made = Screen(browser, server)
+    yield made
+    foreign = [url for url in made.asked if not url.startswith((server.url, "data:", "blob:"))]
+    made.context.close()
+    assert foreign == []

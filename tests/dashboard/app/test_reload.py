@@ -5,33 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-import pytest
 
 from ...patience import until, worked_s
-from .screen import Screen, Server, children, started
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+from .screen import Screen, Server, children
 
 ENDLESS = ("workload.num_prompts=900000",)
 LONG = ("workload.num_prompts=60000",)
 """Seven seconds of a core: its progress is seen."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with started(tmp_path_factory.mktemp("dashboard")) as made:
-        yield made
-
-
-@pytest.fixture
-def screen(browser: Browser, server: Server) -> Iterator[Screen]:
-    made = Screen(browser, server)
-    yield made
-    made.context.close()
 
 
 def test_its_run_goes_on_and_is_cancelled_there(screen: Screen, server: Server) -> None:

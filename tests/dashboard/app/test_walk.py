@@ -12,14 +12,13 @@ import pickle
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ...patience import worked_s
-from .screen import PAGES, PLOT, Screen, Server, children, command_line, started
+from .screen import PAGES, PLOT, Screen, Server, children, command_line
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -35,21 +34,6 @@ class Bomb:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (str(WAS_HERE),)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with started(tmp_path_factory.mktemp("dashboard")) as made:
-        yield made
-
-
-@pytest.fixture
-def screen(browser: Browser, server: Server) -> Iterator[Screen]:
-    made = Screen(browser, server)
-    yield made
-    foreign = [url for url in made.asked if not url.startswith((server.url, "data:", "blob:"))]
-    made.context.close()
-    assert foreign == []
 
 
 def test_fill_run_brush_and_look_at_the_map_of_that_moment(screen: Screen) -> None:
