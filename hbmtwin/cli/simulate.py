@@ -31,7 +31,8 @@ ErrorBarsToo = Annotated[
     typer.Option(
         "--error-bars",
         help="Run each again with one uncertain figure at a time (bandwidths, overheads, activations, ...) at its low "
-        "and its high end, and say between what its numbers lie. Two further runs a figure: some thirty of each run.",
+        "and its high end, and say between what its numbers lie. Two further runs a figure: some thirty of each run, "
+        "which is minutes for rules that copy at every token (caching, pooled).",
     ),
 ]
 
